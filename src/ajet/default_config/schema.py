@@ -1,0 +1,241 @@
+"""The typed configuration tree and its vetted defaults. Class defaults *are* the shipped settings.
+
+Pure data: no file access, no torch. Loading, overlaying and error messages with line numbers are in
+:mod:`ajet.default_config.load`. Every field has an attribute docstring; the reference page is generated from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+BUILTIN_MODEL = "ajet-tiny-werewolves"
+"""Name of the model that ships inside the package (trains on a CPU)."""
+
+CollectionRule = Literal[
+    "rollout_until_finish_enough_tasks",
+    "rollout_until_finish_enough_episodes",
+    "rollout_until_finish_enough_non_dummy_tasks",
+]
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+class Node(BaseModel):
+    """A branch of the tree: unknown keys and wrong types are refused."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
+
+
+class ModelConfig(Node):
+    path: str = BUILTIN_MODEL
+    """A transformers causal-LM directory, or the name of the built-in tiny model."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Weights' type. ``auto``: float32 on a CPU, bfloat16 on a GPU."""
+    served_name: str | None = None
+    """Name shown by ``/v1/models``; default: the directory's name."""
+
+
+class ValKwargs(Node):
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Sampling temperature of eval episodes that do not choose one."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus of eval episodes that do not choose one."""
+
+
+class RolloutConfig(Node):
+    name: Literal["auto", "embedded", "vllm", "sglang"] = "auto"
+    """What samples. ``auto``: the embedded sampler for ``backbone: embedded``."""
+    temperature: Annotated[float, Field(gt=0, le=10)] = 0.9
+    """Sampling temperature of calls that do not choose one."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus. Training needs 1.0: the trainer cannot reproduce a truncated distribution."""
+    num_repeat: Positive = 4
+    """Episodes per task: the size of a group."""
+    max_env_worker: Positive = 128
+    """Open episodes at most, over all clients."""
+    max_num_seqs: Positive = 64
+    """Sequences the sampler decodes at once."""
+    max_response_length_in_one_turn: Positive = 4096
+    """Tokens one call may sample."""
+    max_model_len: Positive = 18000
+    """Tokens of prompt and reply together."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.85
+    """Share of GPU memory the sampler may plan with."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
+    """Memory for the sampler's KV cache; default: chosen from what is free."""
+    tensor_model_parallel_size: Positive = 1
+    """GPUs one sampler spans (backbone verl)."""
+    val_kwargs: ValKwargs = ValKwargs()
+
+
+class DataConfig(Node):
+    train_batch_size: Positive = 32
+    """Groups (tasks) per step."""
+    max_prompt_length: Positive = 3000
+    """Tokens of a timeline's first prompt that training accepts."""
+    max_response_length: Positive = 15000
+    """Tokens after the first prompt that training accepts."""
+
+
+class OptimConfig(Node):
+    lr: Annotated[float, Field(gt=0)] = 1e-6
+    """Learning rate of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's betas."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """AdamW's weight decay."""
+    lr_warmup_steps: NonNegative = 0
+    """Optimizer steps of linear warm-up."""
+    lr_scheduler: Literal["constant", "cosine"] = "constant"
+    """After the warm-up. ``cosine`` falls to ``min_lr_ratio`` at the last training step."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Floor of the cosine schedule, as a share of ``lr``."""
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest norm of the gradient."""
+
+
+class AlgorithmConfig(Node):
+    adv_estimator: str = "grpo"
+    """verl's advantage estimator by its registered name."""
+    norm_adv_by_std_in_grpo: bool = True
+    """Divide the group's advantages by its standard deviation."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount, where the estimator has one."""
+    lam: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """GAE's lambda, where the estimator has one."""
+    policy_loss: str = "vanilla"
+    """verl's policy loss by its registered name."""
+    loss_agg_mode: str = "token-mean"
+    """verl's loss aggregation by name."""
+    role_weighting: Literal["equal", "token"] = "equal"
+    """``equal``: each (game, role) weighs the same; ``token``: each token does."""
+    clip_ratio: Annotated[float, Field(gt=0)] = 0.2
+    """PPO clip range, both sides unless the next two are set."""
+    clip_ratio_low: Annotated[float, Field(gt=0)] | None = None
+    """Lower clip range."""
+    clip_ratio_high: Annotated[float, Field(gt=0)] | None = None
+    """Upper clip range."""
+    clip_ratio_c: Annotated[float, Field(gt=1)] = 3.0
+    """Dual-clip bound for negative advantages."""
+    entropy_coeff: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the entropy bonus."""
+    policy_loss_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Passed on to verl's ``PolicyLossConfig``."""
+
+
+class TrainerConfig(Node):
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optim: OptimConfig = OptimConfig()
+    use_kl_loss: bool = True
+    """Add a KL term to the initial model to the loss."""
+    kl_loss_coef: Annotated[float, Field(ge=0)] = 0.002
+    """Weight of the KL term."""
+    kl_loss_type: str = "low_var_kl"
+    """verl's ``kl_penalty`` by name."""
+    mini_batch_num: Positive = 1
+    """Optimizer steps per pass over a batch."""
+    ppo_epochs: Positive = 1
+    """Passes over a batch."""
+    max_tokens_per_microbatch: Positive = 16384
+    """Tokens of one forward pass; gradients accumulate over as many as it takes."""
+    save_freq: Positive = 20
+    """Steps between checkpoints."""
+    total_training_steps: Positive = 1000
+    """Steps after which the engine is FINISHED."""
+    n_gpus_per_node: NonNegative | None = None
+    """GPUs to use on each host; default: one if there is one, else the CPU."""
+    nnodes: Positive = 1
+    """Hosts (backbone verl)."""
+    ulysses_sequence_parallel_size: Positive = 1
+    """Sequence parallelism (backbone verl)."""
+    logger: str | list[str] = "console"
+    """Trackers by verl's names: console, tensorboard, wandb, swanlab, mlflow, trackio."""
+    seed: int = 0
+    """Seed of everything the trainer draws."""
+    cpu_threads: NonNegative = 0
+    """Torch threads on a CPU; 0 = chosen from the model's size and the machine's cores."""
+
+
+class LoraConfig(Node):
+    rank: NonNegative = 0
+    """0 = train all weights."""
+    alpha: Positive = 16
+    target_modules: str | list[str] = "all-linear"
+
+
+class CheckpointConfig(Node):
+    keep_last: Positive = 3
+    """Newest checkpoints kept."""
+    keep_best: NonNegative = 1
+    """Best checkpoints (by ``best_metric``) kept beside them."""
+    best_metric: str = "reward/mean"
+    """A metric of ``metrics.jsonl``; larger is better."""
+
+
+class JournalConfig(Node):
+    sync: Literal["full", "normal"] = "full"
+    """``full``: every answer is on disk before it is sent. ``normal``: survives a killed process, not a power loss."""
+    dir: str | None = None
+    """Where the journal lies; default: the experiment's folder. Must not be a network file system."""
+
+
+class SwarmConfig(Node):
+    max_policy_lag: NonNegative = 1
+    """Policy versions a token may lag behind the update that trains it."""
+    max_episode_age_s: Annotated[float, Field(gt=0)] = 4 * 3600
+    """A lease ends at this age, however alive its client."""
+    group_deadline_s: Annotated[float, Field(gt=0)] | None = None
+    """A group that is open longer than this is dropped with what it has; default: never while an episode of it is open."""
+
+
+class TaskReaderNode(Node):
+    type: Literal["random_dummy", "jsonl_dataset_file", "huggingface_dat_repo"] = "random_dummy"
+    """Where tasks come from."""
+    dataset_path: str | None = None
+    """jsonl: training file. Hugging Face: repository or local path."""
+    validation_path: str | None = None
+    """jsonl: validation file."""
+    training_split: str = "train"
+    validation_split: str = "test"
+    num_tasks: Positive = 1000
+    """random_dummy: how many tasks."""
+    seed: int | None = None
+    """Order of the tasks; None = the source's own order."""
+
+
+class ContextTrackerConfig(Node):
+    timeline_compare_level: Literal["text", "token"] = "token"
+    """Kept for scripts that set it. Timelines here are always compared exactly, by token."""
+    ignore_tools: bool = False
+    fix_retokenization_drift: bool = True
+    """Kept for scripts that set it. Sampled ids are never re-tokenized here, so there is nothing to fix."""
+
+
+class AjetConfig(Node):
+    """The tree under ``ajet:``."""
+
+    project_name: str = "ajet"
+    experiment_name: str = "experiment"
+    experiment_dir: str | None = None
+    """Folder of experiments; default: the server's ``--exp-dir``."""
+    backbone: Literal["embedded", "verl"] = "embedded"
+    """What samples and trains: one process on one device, or verl on Ray."""
+    enable_swarm_mode: bool = True
+    """Kept for scripts that set it; there is no other mode."""
+    swarm_mode_sample_collection_method: CollectionRule = "rollout_until_finish_enough_tasks"
+    """When a batch is complete."""
+    model: ModelConfig = ModelConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    data: DataConfig = DataConfig()
+    trainer_common: TrainerConfig = TrainerConfig()
+    lora: LoraConfig = LoraConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    journal: JournalConfig = JournalConfig()
+    swarm: SwarmConfig = SwarmConfig()
+    task_reader: TaskReaderNode = TaskReaderNode()
+    context_tracker: ContextTrackerConfig = ContextTrackerConfig()
