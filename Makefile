@@ -1,0 +1,62 @@
+# make werewolves   set up .venv if missing, then train nine-player Werewolves on this machine
+# make test         set up .venv if missing, then run every check and test
+#
+# PYTHON=python3.11        the interpreter the environment is made with (3.10 to 3.12)
+# TORCH_INDEX=URL          where to take torch from, e.g. https://download.pytorch.org/whl/cpu for the small CPU build
+# ARGS="--steps 5"         passed on to `ajet-swarm demo werewolves` or to pytest
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CONSTRAINTS := constraints.txt
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help werewolves test test-fast lint format clean
+
+help:
+	@sed -n '1,6s/^# \{0,1\}//p' Makefile
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v=sys.version_info[:2]; sys.exit(0 if (3,10)<=v<(3,13) else "AgentJet needs Python 3.10 to 3.12, this is %d.%d. Try: make PYTHON=python3.11 …" % v)'
+	@echo "→ making a virtual environment in $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=23"
+
+# torch first, so that TORCH_INDEX can choose its build.
+$(VENV)/.torch: $(CONSTRAINTS) | $(BIN)/python
+	@echo "→ installing torch (the largest part of the installation)"
+	$(BIN)/python -m pip install --progress-bar on -c $(CONSTRAINTS) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@touch $@
+
+$(VENV)/.server: pyproject.toml $(CONSTRAINTS) $(VENV)/.torch
+	@echo "→ installing AgentJet with its server"
+	$(BIN)/python -m pip install --progress-bar on -c $(CONSTRAINTS) -e '.[server]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(CONSTRAINTS) $(VENV)/.torch
+	@echo "→ installing AgentJet with its server and the development tools"
+	$(BIN)/python -m pip install --progress-bar on -c $(CONSTRAINTS) -e '.[dev]'
+	@touch $@ $(VENV)/.server
+
+werewolves: $(VENV)/.server
+	$(BIN)/ajet-swarm demo werewolves $(ARGS)
+
+test: $(VENV)/.dev lint
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
