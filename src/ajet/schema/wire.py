@@ -1,0 +1,342 @@
+"""Requests and answers of the swarm API (``/swarm/v1``), shared by server and client.
+
+Requests refuse unknown fields; answers may grow, so readers ignore fields they do not know. Every request that
+changes state carries a ``request_id`` of the caller's choosing: a repeat with the same id returns the first answer.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ajet.schema.task import Task, WorkflowOutput
+
+EpisodeKind = Literal["train", "eval"]
+RequestId = Annotated[str, Field(min_length=1, max_length=128)]
+ClientId = Annotated[str, Field(min_length=1, max_length=128)]
+MAX_WAIT_S = 300.0
+"""Longest that one request may wait on the server; clients ask again after it."""
+
+
+class EngineState(str, Enum):
+    """Life cycle of the engine."""
+
+    OFFLINE = "OFFLINE"
+    """No engine. A job may be set and started."""
+    BOOTING = "BOOTING"
+    """Loading the model, or coming back from a crash; requests wait."""
+    ROLLING = "ROLLING"
+    """Serving and collecting episodes."""
+    UPDATING = "UPDATING"
+    """Training or saving; requests wait."""
+    FINISHED = "FINISHED"
+    """``total_training_steps`` is reached; eval episodes are still served."""
+    FAILED = "FAILED"
+    """Gave up; ``Status.failure`` says why."""
+    STOPPING = "STOPPING"
+    """Finishing the current update and saving, then OFFLINE."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Wire(BaseModel):
+    """An answer. Readers ignore fields they do not know."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class WireRequest(BaseModel):
+    """A request. Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+# ── job and engine ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class JobRequest(WireRequest):
+    """``PUT /job``: the tree under ``ajet:`` (as of ``AjetConfig.model_dump()``); left-out keys take their defaults."""
+
+    job: dict[str, Any]
+
+
+class JobAnswer(Wire):
+    """``PUT /job`` and ``GET /job``: the resolved tree (``job`` is None where none was set)."""
+
+    job: dict[str, Any] | None
+    state: EngineState
+    changed: bool = False
+
+
+class EngineAnswer(Wire):
+    """``POST /engine/start`` and ``/engine/stop``. Both are idempotent and return at once; wait with ``GET /status``."""
+
+    state: EngineState
+
+
+# ── episodes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class BeginRequest(WireRequest):
+    """``POST /episodes``.
+
+    Attributes:
+        discard_episode_timeout: seconds of silence (no chat call, no heartbeat) that end the lease.
+        task_id: the task, where it is known already; it may also be told only when the episode ends.
+        wait_s: how long the server may hold the request until it can grant it.
+    """
+
+    client_id: ClientId
+    request_id: RequestId
+    kind: EpisodeKind = "train"
+    discard_episode_timeout: Annotated[float, Field(gt=0, le=7 * 86400)] = 240.0
+    task_id: Annotated[str, Field(max_length=512)] | None = None
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 30.0
+
+
+class BeginAnswer(Wire):
+    """201. ``base_url`` is what the server believes its address is; prefer the client's own address + ``base_path``."""
+
+    episode_id: str
+    api_key: str
+    base_url: str
+    base_path: str = "/v1"
+    model: str = "policy"
+    kind: EpisodeKind
+    policy_version: int
+    discard_episode_timeout: float
+
+
+class NotYet(Wire):
+    """202: nothing was granted within ``wait_s``; ask again (with the same ``request_id`` you keep your place).
+
+    ``reason`` is ``capacity`` (all ``max_env_worker`` episodes are open), ``updating``, ``booting``, ``offline`` or
+    ``stopping``.
+    """
+
+    granted: Literal[False] = False
+    reason: str
+    message: str
+    state: EngineState
+
+
+class EndRequest(WireRequest):
+    """``POST /episodes/{id}/end``. The task id must not be empty."""
+
+    request_id: RequestId
+    task: Task
+    output: WorkflowOutput
+
+
+EndFate = Literal["pooled", "eval", "no_calls", "training_finished"]
+
+
+class EndAnswer(Wire):
+    """200. ``fate``: ``pooled`` (waits in its group), ``eval`` (counted, never trained), ``no_calls`` (no call was
+    recorded, so nothing can be trained; counted), ``training_finished`` (came after the last step; counted)."""
+
+    episode_id: str
+    task_id: str
+    fate: EndFate
+    calls: int
+    policy_version: int
+
+
+class AbortRequest(WireRequest):
+    """``POST /episodes/{id}/abort``. ``reason`` is shown to users and counted by its first word(s) before ``:``."""
+
+    request_id: RequestId
+    reason: Annotated[str, Field(min_length=1, max_length=2000)] = "aborted by the client"
+
+
+class AbortAnswer(Wire):
+    """200. ``reason``: why the episode is gone."""
+
+    episode_id: str
+    reason: str
+
+
+class HeartbeatRequest(WireRequest):
+    """``POST /heartbeat``. With ``episodes`` only those are kept alive (a lease whose grant never reached the client
+    then ends by silence); without it all of the client's."""
+
+    client_id: ClientId
+    episodes: Annotated[list[str], Field(max_length=100_000)] | None = None
+
+
+class HeartbeatAnswer(Wire):
+    """``gone``: episode → why its lease ended, for episodes the client believes in."""
+
+    alive: int
+    gone: dict[str, str]
+    state: EngineState
+    policy_version: int
+
+
+class EpisodeSummary(Wire):
+    """One entry of ``GET /episodes``. Times in seconds."""
+
+    episode_id: str
+    client_id: str
+    kind: EpisodeKind
+    task_id: str | None
+    calls: int
+    in_flight: int
+    age_s: float
+    idle_s: float
+    discard_episode_timeout: float
+    policy_version: int
+
+
+class EpisodeList(Wire):
+    """``GET /episodes``: open episodes, longest idle first."""
+
+    episodes: list[EpisodeSummary]
+    total: int
+
+
+class EpisodeDetail(Wire):
+    """``GET /episodes/{id}``: the whole episode.
+
+    ``fate``: ``open``, an :data:`EndFate`, ``aborted``, ``trained`` or ``dropped``; ``reason`` names the cause of the
+    last two of abort and drop. ``calls`` are journal records (token ids, log-probs, versions, the message).
+    """
+
+    episode_id: str
+    kind: EpisodeKind
+    client_id: str
+    task_id: str | None
+    fate: str
+    reason: str | None = None
+    step: int | None = None
+    reward: float | dict[str, float] | None = None
+    is_success: bool | None = None
+    advantages: dict[str, float] = Field(default_factory=dict)
+    calls: list[dict[str, Any]] = Field(default_factory=list)
+
+
+# ── reads ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class PoolFill(Wire):
+    """How full the next batch is. Groups hold ``num_repeat`` episodes each."""
+
+    rule: str
+    groups_complete: int = 0
+    groups_partial: int = 0
+    groups_needed: int = 0
+    groups_non_dummy: int = 0
+    episodes_finished: int = 0
+    episodes_needed: int = 0
+    num_repeat: int = 0
+
+
+class LeaseStatus(Wire):
+    """Open leases and requests that wait for one."""
+
+    open_train: int = 0
+    open_eval: int = 0
+    waiting_train: int = 0
+    waiting_eval: int = 0
+    capacity: int = 0
+    clients: int = 0
+
+
+class DiskStatus(Wire):
+    ok: bool = True
+    error: str | None = None
+    free_bytes: int | None = None
+    journal_bytes: int | None = None
+
+
+class CheckpointStatus(Wire):
+    step: int | None = None
+    path: str | None = None
+    error: str | None = None
+
+
+class Speeds(Wire):
+    """Over the last ten seconds or so, and totals since the server started."""
+
+    calls_per_s: float = 0.0
+    sampled_tokens_per_s: float = 0.0
+    calls: int = 0
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    in_flight: int = 0
+
+
+class Status(Wire):
+    """``GET /status``. With ``wait_state=ROLLING,FINISHED`` (and/or ``wait_step=7``) and ``wait_s=30`` it answers as
+    soon as the state is one of those (the step is reached), else after ``wait_s`` with whatever is true then."""
+
+    state: EngineState
+    since: float
+    """Unix seconds."""
+    failure: str | None = None
+    last_error: str | None = None
+    experiment: str | None = None
+    experiment_dir: str | None = None
+    model: str | None = None
+    step: int = 0
+    total_steps: int = 0
+    policy_version: int = 0
+    backbone: dict[str, Any] = Field(default_factory=dict)
+    pool: PoolFill | None = None
+    leases: LeaseStatus = Field(default_factory=LeaseStatus)
+    drops: dict[str, int] = Field(default_factory=dict)
+    """Episodes not trained, by reason (since the experiment began)."""
+    dropped_tokens: dict[str, int] = Field(default_factory=dict)
+    checkpoint: CheckpointStatus = Field(default_factory=CheckpointStatus)
+    disk: DiskStatus = Field(default_factory=DiskStatus)
+    speeds: Speeds = Field(default_factory=Speeds)
+    warnings: list[str] = Field(default_factory=list)
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """The last step's."""
+    server_version: str = ""
+    started: float = 0.0
+
+
+class GroupView(Wire):
+    """One group of ``GET /pool``."""
+
+    task_id: str
+    finished: int
+    needed: int
+    open: int = 0
+    complete: bool
+    reward_mean: float
+    reward_std: float
+    episodes: list[str]
+    age_s: float
+
+
+class PoolAnswer(Wire):
+    """``GET /pool``."""
+
+    fill: PoolFill | None
+    groups: list[GroupView]
+    drops: dict[str, int]
+    dropped_tokens: dict[str, int]
+
+
+class MetricsHistory(Wire):
+    """``GET /metrics/history?since=STEP``: the lines of ``metrics.jsonl``."""
+
+    steps: list[dict[str, Any]]
+
+
+class Event(Wire):
+    """One server-sent event of ``GET /events`` (``event:`` is ``kind``; ``data:`` is this as JSON).
+
+    ``kind``: ``state`` {state, failure}, ``step`` {step, metrics}, ``drop`` {reason, episodes}, ``checkpoint``
+    {step, path}, ``warning`` {message}, ``disk`` {ok, error}.
+    """
+
+    id: int
+    kind: str
+    time: float
+    data: dict[str, Any]
