@@ -1,0 +1,122 @@
+"""``ajet-swarm``: start, demo, status, stop. Each command imports what it needs when it runs, so ``--help`` is instant."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ajet.schema.errors import AjetError
+
+app = typer.Typer(
+    name="ajet-swarm",
+    help="Serve and train one language model for agents that run anywhere.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+demo_app = typer.Typer(help="Train an example on this machine, with progress and a report.", no_args_is_help=True)
+app.add_typer(demo_app, name="demo")
+
+Url = Annotated[
+    str, typer.Option("--swarm-url", envvar="AJET_SWARM_URL", help="The swarm server. The key comes from AJET_SWARM_KEY.")
+]
+DEFAULT_URL = "http://127.0.0.1:10086"
+
+
+@app.command()
+def start(
+    swarm_port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 10086,
+    host: Annotated[str, typer.Option(help="Address to listen on. Anything but loopback demands the admin key.")] = "127.0.0.1",
+    exp_dir: Annotated[Path, typer.Option(help="Folder of experiments: journals, checkpoints, metrics.")] = Path("saved_experiments"),
+    config: Annotated[Path | None, typer.Option(help="Start the engine with this job at once.", exists=True, dir_okay=False)] = None,
+) -> None:
+    """Start a swarm server. A job that was running in --exp-dir is resumed by itself."""
+    try:
+        from ajet.server.main import serve
+    except ImportError as err:
+        raise AjetError(f"The server is not installed ({err.name} is missing). Run: pip install 'agentjet[server]'") from err
+    serve(host=host, port=swarm_port, exp_dir=exp_dir, config=config)
+
+
+@demo_app.command("werewolves")
+def demo_werewolves(
+    trainable: Annotated[str, typer.Option(help="Trainable roles, comma-separated: werewolf, seer, witch, hunter, villager.")] = "werewolf,seer",
+    steps: Annotated[int | None, typer.Option(help="Training steps; default: the configuration's.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the deals' order and of the trainer.")] = 0,
+    exp_dir: Annotated[Path, typer.Option(help="Folder of experiments.")] = Path("saved_experiments"),
+    swarm_port: Annotated[int, typer.Option(help="Port of the server; 0 = any free one.", min=0, max=65535)] = 0,
+    config: Annotated[Path | None, typer.Option(help="Another job configuration.", exists=True, dir_okay=False)] = None,
+    eval_games: Annotated[int, typer.Option(help="Held-out deals to play before and after; 0 = none.", min=0)] = 600,
+    live: Annotated[str, typer.Option(help="With opposed roles: 'alternate' trains one side a deal against scripted players, 'both' plays them against each other.")] = "alternate",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run even where an unfinished one could be continued.")] = False,
+) -> None:
+    """Nine-player Werewolves: a server and a client on this machine, and a curve that rises."""
+    from ajet.demo import werewolves
+
+    code = werewolves.run(
+        trainable=trainable, steps=steps, seed=seed, exp_dir=exp_dir, port=swarm_port, config=config,
+        eval_games=eval_games, live=live, fresh=fresh,
+    )  # fmt: skip
+    raise typer.Exit(code)
+
+
+@app.command()
+def status(
+    swarm_url: Url = DEFAULT_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer as it is.")] = False,
+) -> None:
+    """Show what a swarm server is doing."""
+    from ajet.client import SwarmClient
+
+    client = SwarmClient(swarm_url, verbose=False, retry_budget_s=0)
+    state = client.get_status()
+    if as_json:
+        print(json.dumps(state, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    for key, value in _flat(state):
+        table.add_row(key, str(value))
+    Console().print(table)
+
+
+def _flat(tree: dict, prefix: str = "") -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            rows += _flat(value, f"{prefix}{key}.")
+        elif value not in (None, {}, []):
+            rows.append((prefix + key, f"{value:.4g}" if isinstance(value, float) else value))
+    return rows
+
+
+@app.command()
+def stop(swarm_url: Url = DEFAULT_URL) -> None:
+    """Stop the engine: the running update is finished and a checkpoint saved. The server stays up."""
+    from ajet.client import SwarmClient
+
+    client = SwarmClient(swarm_url, verbose=False, retry_budget_s=0)
+    client.stop_engine()
+    print(client.get_engine_status())
+
+
+def main() -> None:
+    """Entry point: errors made on purpose are one line, not a traceback."""
+    try:
+        app()
+    except AjetError as err:
+        print(f"ajet-swarm: {err.message}", file=sys.stderr)
+        if os.environ.get("AJET_DEBUG"):
+            raise
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

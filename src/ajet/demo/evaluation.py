@@ -1,0 +1,88 @@
+"""Playing fixed held-out deals with the served policy, and comparing two policies on the same deals."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from ajet.client import SwarmClient
+from ajet.envs.werewolves.workflow import ExampleWerewolves
+from ajet.schema.errors import AjetError, InfrastructureFault, TrainingFinished
+from ajet.schema.task import Task, WorkflowTask
+
+MAX_TRIES = 4
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Difference of two policies on the same deals: mean and 95% interval (normal approximation)."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired_difference(before: Sequence[float], after: Sequence[float]) -> Paired:
+    """``after - before`` deal by deal. Raises ValueError for unequal or empty lists."""
+    if len(before) != len(after) or not before:
+        raise ValueError(f"paired lists must be equally long and not empty: {len(before)} and {len(after)}")
+    diffs = [b - a for a, b in zip(before, after, strict=True)]
+    n = len(diffs)
+    mean = sum(diffs) / n
+    variance = sum((d - mean) ** 2 for d in diffs) / max(1, n - 1)
+    half = 1.96 * math.sqrt(variance / n)
+    return Paired(mean, mean - half, mean + half)
+
+
+def play_deals(
+    client: SwarmClient,
+    role: str,
+    games: int,
+    *,
+    max_parallel: int,
+    on_game: Callable[[int], None] = lambda done: None,
+    first_deal: int = 0,
+) -> list[float]:
+    """Play held-out deals ``first_deal … first_deal + games - 1`` with ``role`` on the policy, everyone else scripted.
+
+    Temperature 1; a deal's scripted players draw the same for every policy.
+
+    Returns:
+        One number per deal: 1 where the role's side won, else 0 (a draw is not a win).
+
+    Raises:
+        AjetError: a deal could not be played in :data:`MAX_TRIES` tries.
+    """
+    workflow = ExampleWerewolves(trainable_targets=[role], temperature=1.0)
+    done = 0
+
+    def one(deal: int) -> float:
+        nonlocal done
+        task = Task(
+            task_id=f"eval-{role}-{deal}", metadata={"split": "eval", "random_number": deal, "paired": True}
+        )
+        for attempt in range(1, MAX_TRIES + 1):
+            episode, api = client.begin_episode(episode_type="eval", task=task)
+            try:
+                output = asyncio.run(workflow.execute(WorkflowTask(task=task, episode_uuid=episode), api))
+                client.end_episode(task, episode, output)
+            except TrainingFinished:
+                raise
+            except AjetError as error:
+                client.abort_episode(episode, reason=f"evaluation: {error}")
+                if attempt == MAX_TRIES or not (error.retryable or isinstance(error, InfrastructureFault)):
+                    raise
+                continue
+            except BaseException as error:
+                client.abort_episode(episode, reason=f"evaluation: {error!r}")
+                raise
+            done += 1
+            on_game(done)
+            return float(bool(output.is_success))
+        raise AssertionError("unreachable")
+
+    with ThreadPoolExecutor(max_parallel, thread_name_prefix="eval") as pool:
+        return list(pool.map(one, range(first_deal, first_deal + games)))

@@ -1,0 +1,101 @@
+"""The demo's client process: evaluates the initial policy, plays until training is finished, evaluates the final one.
+
+Says what it does as JSON lines on standard output, for the process that shows the progress. Started again after a
+crash it goes on: an evaluation that is on disk is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ajet.client import SwarmClient
+from ajet.copilot.job import AgentJetJob
+from ajet.demo.evaluation import play_deals
+from ajet.envs.werewolves.workflow import ExampleWerewolves
+from ajet.schema.task import Task, WorkflowTask
+from ajet.task_reader import RouterTaskReader
+from ajet.utils.thread_executors import PeriodicDrainThreadPoolExecutor
+
+_lock = threading.Lock()
+
+
+def say(**fields: Any) -> None:
+    with _lock:
+        print(json.dumps(fields), flush=True)
+
+
+def evaluate(client: SwarmClient, roles: list[str], folder: Path, which: str, games: int, parallel: int) -> None:
+    """Write ``eval_<which>.json``: role → one number per held-out deal."""
+    path = folder / f"eval_{which}.json"
+    if path.exists():
+        return
+    result: dict[str, list[float]] = {}
+    started = time.monotonic()
+    for n, role in enumerate(roles):
+        last = [0.0]
+
+        def progress(done: int, offset: int = n * games, last: list[float] = last) -> None:
+            if time.monotonic() - last[0] > 0.5 or done == games:
+                last[0] = time.monotonic()
+                say(phase=f"eval_{which}", done=offset + done, total=games * len(roles))
+
+        result[role] = play_deals(client, role, games, max_parallel=parallel, on_game=progress)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"seconds": time.monotonic() - started, "results": result}))
+    temporary.replace(path)
+
+
+def train(client: SwarmClient, job: AgentJetJob, targets: list[str], live: str, seed: int) -> None:
+    """Play training games until the server says that training is finished."""
+    workflow = ExampleWerewolves(trainable_targets=targets, live=live)
+
+    def rollout(task: Task) -> None:
+        with client.episode(task) as episode:
+            output = asyncio.run(
+                workflow.execute(WorkflowTask(task=task, episode_uuid=episode.episode_uuid), episode.api)
+            )
+            episode.end(output)
+
+    reader = RouterTaskReader("random_dummy", {"type": "random_dummy", "seed": seed})
+    with PeriodicDrainThreadPoolExecutor(workers=10**9, max_parallel=job.max_env_worker) as executor:
+        while not executor.finished:
+            for task in reader.generate_training_tasks():
+                for _ in range(job.num_repeat):
+                    executor.submit(rollout, task=task)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--swarm-url", required=True)
+    parser.add_argument("--job", required=True, help="job.yaml")
+    parser.add_argument("--folder", required=True, type=Path)
+    parser.add_argument("--trainable", required=True, help="roles, comma-separated")
+    parser.add_argument("--live", required=True)
+    parser.add_argument("--seed", required=True, type=int)
+    parser.add_argument("--eval-games", required=True, type=int)
+    args = parser.parse_args(argv)
+    targets = args.trainable.split(",")
+    job = AgentJetJob(base_yaml_config=args.job)
+    client = SwarmClient(args.swarm_url, verbose=False)
+    say(phase="boot")
+    client.auto_sync_train_config_and_start_engine(job)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if args.eval_games:
+        evaluate(client, targets, args.folder, "initial", args.eval_games, job.max_env_worker)
+    say(phase="train")
+    train(client, job, targets, args.live, args.seed)
+    if args.eval_games:
+        evaluate(client, targets, args.folder, "final", args.eval_games, job.max_env_worker)
+    say(phase="done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

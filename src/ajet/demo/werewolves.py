@@ -1,0 +1,236 @@
+"""Runs the demo: starts the server and the client, shows progress, leaves the report.
+
+Both processes are this one's children and end with it. An unfinished run in the same folder is continued.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ajet.copilot.job import AgentJetJob
+from ajet.demo.report import build_summary, draw_curve, print_report
+from ajet.schema.errors import AjetError, ConfigError, EngineFailed
+
+ROLES = ("werewolf", "seer", "witch", "hunter", "villager")
+DEFAULT_TARGETS = "werewolf,seer"
+
+
+def config_path() -> Path:
+    """The shipped configuration of this demo."""
+    return Path(str(resources.files("ajet.envs.werewolves") / "werewolves.yaml"))
+
+
+def run(
+    *,
+    trainable: str = DEFAULT_TARGETS,
+    steps: int | None = None,
+    seed: int = 0,
+    exp_dir: Path = Path("saved_experiments"),
+    port: int = 0,
+    config: Path | None = None,
+    eval_games: int = 600,
+    live: str = "alternate",
+    fresh: bool = False,
+) -> int:
+    """Train Werewolves on this machine. Returns the exit code; see ``ajet-swarm demo werewolves --help``."""
+    console = Console()
+    targets = [role.strip() for role in trainable.split(",") if role.strip()]
+    unknown = [role for role in targets if role not in ROLES]
+    if unknown or not targets:
+        raise ConfigError(f"--trainable takes roles out of {', '.join(ROLES)}; not {', '.join(unknown) or 'none'}.")
+    base = f"werewolves-{'-'.join(targets)}-seed{seed}"
+    name = _experiment_name(exp_dir, base, fresh)
+    folder = exp_dir / name
+    folder.mkdir(parents=True, exist_ok=True)
+    job = AgentJetJob(base_yaml_config=str(config or config_path()), experiment_name=name, total_training_steps=steps)
+    job.config.trainer_common.seed = seed
+    job_file = folder / "demo_job.yaml"
+    if job_file.exists():
+        console.print(f"continuing the unfinished run in {folder}")
+    else:
+        job.dump_job_as_yaml(str(job_file))
+    port = port or _free_port()
+    url = f"http://127.0.0.1:{port}"
+    with ExitStack() as stack:
+        server = _child(
+            stack,
+            [sys.executable, "-m", "ajet.cli", "start", "--swarm-port", str(port), "--exp-dir", str(exp_dir)],
+            folder / "demo_server.log",
+        )
+        client = _child(
+            stack,
+            [
+                sys.executable, "-m", "ajet.demo.player", "--swarm-url", url, "--job", str(job_file),
+                "--folder", str(folder), "--trainable", ",".join(targets), "--live", live, "--seed", str(seed),
+                "--eval-games", str(eval_games),
+            ],
+            folder / "demo_client.log",
+            lines=True,
+        )  # fmt: skip
+        console.print(f"server   {url}   (log: {folder / 'demo_server.log'})")
+        console.print(f"client   {len(targets)} trainable role(s): {', '.join(targets)}   (log: {folder / 'demo_client.log'})")
+        try:
+            history, status = _watch(console, url, server, client, job)
+        except KeyboardInterrupt:
+            console.print("stopped; the same command continues this run")
+            return 130
+    seconds = sum(row.get("timing/step_s", 0.0) for row in history)
+    drops = status.get("drops", {})
+    summary = build_summary(folder, history, seed=seed, targets=targets, wall_seconds=seconds, drops=drops)
+    temporary = folder / "summary.tmp"
+    temporary.write_text(json.dumps(summary, indent=1))
+    temporary.replace(folder / "summary.json")
+    checkpoint = (status.get("checkpoint") or {}).get("path")
+    print_report(summary, folder, draw_curve(summary, folder / "win_rate.png"), checkpoint)
+    return 0
+
+
+def _experiment_name(exp_dir: Path, base: str, fresh: bool) -> str:
+    """``base`` for a new or unfinished run; a numbered one where that is finished or ``fresh`` is asked for."""
+    for n in range(1, 10_000):
+        name = base if n == 1 else f"{base}-{n}"
+        folder = exp_dir / name
+        if not folder.exists() or (not fresh and not (folder / "summary.json").exists()):
+            return name
+    raise ConfigError(f"Too many runs in {exp_dir}; remove some or give --exp-dir another folder.")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class _Child:
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self.process = process
+        self.log = log
+        self.lines: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def tail(self, n: int = 15) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-n:])
+
+
+def _child(stack: ExitStack, command: list[str], log: Path, *, lines: bool = False) -> _Child:
+    out = stack.enter_context(log.open("a"))
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE if lines else out,
+        stderr=out,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+    child = _Child(process, log)
+
+    def end() -> None:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    stack.callback(end)
+    if lines:
+
+        def read() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                try:
+                    child.lines.put(json.loads(line))
+                except ValueError:
+                    out.write(line)
+
+        threading.Thread(target=read, daemon=True).start()
+    return child
+
+
+PHASES = {"boot": "starting", "eval_initial": "evaluating the initial policy", "train": "training", "eval_final": "evaluating the final policy", "done": "done"}  # fmt: skip
+
+
+def _watch(
+    console: Console, url: str, server: _Child, client: _Child, job: AgentJetJob
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Show progress until the client is done. Returns the steps' metrics and the server's last status."""
+    total = job.config.trainer_common.total_training_steps
+    history: list[dict[str, Any]] = []
+    status: dict[str, Any] = {}
+    phase = "boot"
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    plain = not console.is_terminal
+    with Progress(*columns, console=console, disable=plain) as bars, httpx.Client(base_url=url, timeout=10) as http:
+        bar = bars.add_task(PHASES[phase], total=None, note="")
+        seen = 0
+        while client.process.poll() is None or not client.lines.empty():
+            try:
+                event: dict[str, Any] | None = client.lines.get(timeout=1.0)
+            except queue.Empty:
+                event = None
+            if event is not None:
+                if event["phase"] != phase:
+                    phase = event["phase"]
+                    if plain:
+                        console.print(f"{PHASES[phase]} …")
+                    bars.remove_task(bar)
+                    bar = bars.add_task(PHASES[phase], total=total if phase == "train" else None, note="")
+                if "total" in event:
+                    bars.update(bar, completed=event["done"], total=event["total"])
+                    continue
+            if server.process.poll() is not None:
+                raise EngineFailed(f"The server ended with code {server.process.returncode}:\n{server.tail()}")
+            try:
+                status = http.get("/swarm/v1/status").json()
+                history = http.get("/swarm/v1/metrics/history").json()["steps"]
+            except (httpx.HTTPError, ValueError, KeyError):
+                continue
+            if status.get("state") == "FAILED":
+                raise EngineFailed(f"The engine failed: {status.get('last_error')}")
+            if phase == "train":
+                bars.update(bar, completed=len(history), note=_note(history, status))
+                for row in history[seen:]:
+                    line = f"step {int(row['step']):>3}/{total}  {_note([row], status)}"
+                    (console.print if plain else bars.console.print)(line, highlight=False)
+                seen = len(history)
+        bars.update(bar, completed=total)
+    if client.process.returncode != 0:
+        raise AjetError(f"The client ended with code {client.process.returncode}:\n{client.tail()}")
+    return history, status
+
+
+def _note(history: list[dict[str, Any]], status: dict[str, Any]) -> str:
+    if not history:
+        pool = status.get("pool", {})
+        return f"groups {pool.get('complete', 0)}/{pool.get('needed', '?')}"
+    row = history[-1]
+    wins = "  ".join(f"{k.removeprefix('env/win/')} {v:.2f}" for k, v in sorted(row.items()) if k.startswith("env/win/"))
+    seconds = row.get("timing/step_s") or 1.0
+    return (
+        f"win rate: {wins}   {row.get('episodes', 0) / seconds:.1f} games/s"
+        f"  {row.get('tokens/sampled', 0) / seconds:.0f} tokens/s"
+    )
