@@ -1,0 +1,1 @@
+"""How a user describes a training job: :class:`ajet.copilot.job.AgentJetJob`."""

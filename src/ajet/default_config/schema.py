@@ -165,7 +165,9 @@ class LoraConfig(Node):
     rank: NonNegative = 0
     """0 = train all weights."""
     alpha: Positive = 16
+    """LoRA's scale is ``alpha / rank``."""
     target_modules: str | list[str] = "all-linear"
+    """Modules that get an adapter."""
 
 
 class CheckpointConfig(Node):
@@ -193,6 +195,29 @@ class SwarmConfig(Node):
     """A group that is open longer than this is dropped with what it has; default: never while an episode of it is open."""
 
 
+class JsonlFile(Node):
+    file_path: str
+    """A file of JSON objects, one a line."""
+
+
+class JsonlDatasetFile(Node):
+    training: JsonlFile | None = None
+    """Training tasks."""
+    validation: JsonlFile | None = None
+    """Validation tasks."""
+
+
+class HuggingfaceDatRepo(Node):
+    dataset_path: str
+    """Repository on the hub, or a local file or folder."""
+    dataset_name: str | None = None
+    """Configuration of the repository, where it has several."""
+    training_split: str = "train"
+    """Split that training tasks come from."""
+    validation_split: str = "validation"
+    """Split that validation tasks come from."""
+
+
 class TaskReaderNode(Node):
     type: Literal["random_dummy", "jsonl_dataset_file", "huggingface_dat_repo"] = "random_dummy"
     """Where tasks come from."""
@@ -200,18 +225,27 @@ class TaskReaderNode(Node):
     """jsonl: training file. Hugging Face: repository or local path."""
     validation_path: str | None = None
     """jsonl: validation file."""
+    dataset_name: str | None = None
+    """Hugging Face: configuration of the repository, where it has several."""
     training_split: str = "train"
+    """Hugging Face: split that training tasks come from."""
     validation_split: str = "test"
+    """Hugging Face: split that validation tasks come from."""
     num_tasks: Positive = 1000
     """random_dummy: how many tasks."""
     seed: int | None = None
     """Order of the tasks; None = the source's own order."""
+    jsonl_dataset_file: JsonlDatasetFile | None = None
+    """Kept for scripts that nest the jsonl paths; wins over the flat keys."""
+    huggingface_dat_repo: HuggingfaceDatRepo | None = None
+    """Kept for scripts that nest the dataset's keys; wins over the flat ones."""
 
 
 class ContextTrackerConfig(Node):
     timeline_compare_level: Literal["text", "token"] = "token"
     """Kept for scripts that set it. Timelines here are always compared exactly, by token."""
     ignore_tools: bool = False
+    """Kept for scripts that set it."""
     fix_retokenization_drift: bool = True
     """Kept for scripts that set it. Sampled ids are never re-tokenized here, so there is nothing to fix."""
 
@@ -220,7 +254,9 @@ class AjetConfig(Node):
     """The tree under ``ajet:``."""
 
     project_name: str = "ajet"
+    """Groups experiments in trackers."""
     experiment_name: str = "experiment"
+    """Name of the run and of its folder."""
     experiment_dir: str | None = None
     """Folder of experiments; default: the server's ``--exp-dir``."""
     backbone: Literal["embedded", "verl"] = "embedded"
@@ -239,3 +275,7 @@ class AjetConfig(Node):
     swarm: SwarmConfig = SwarmConfig()
     task_reader: TaskReaderNode = TaskReaderNode()
     context_tracker: ContextTrackerConfig = ContextTrackerConfig()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole tree as plain data, under ``ajet``, as a YAML file holds it."""
+        return {"ajet": self.model_dump(mode="json")}

@@ -1,0 +1,59 @@
+"""AgentJet: a swarm server that trains one language model, and light clients that play and report rewards.
+
+The names below are imported when first used, so ``import ajet`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ajet.client import AsyncSwarmClient, PeriodicDrainThreadPoolExecutor, SwarmClient
+    from ajet.copilot.job import AgentJetJob
+    from ajet.default_config.ajet_config_schema import AjetTaskReader
+    from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
+    from ajet.schema.task import Task, Workflow, WorkflowOutput, WorkflowTask
+    from ajet.task_reader import RouterTaskReader
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AgentJetJob": "ajet.copilot.job",
+    "AjetTaskReader": "ajet.default_config.ajet_config_schema",
+    "AsyncSwarmClient": "ajet.client",
+    "OpenaiBaseUrlAndApiKey": "ajet.schema.endpoint",
+    "PeriodicDrainThreadPoolExecutor": "ajet.client",
+    "RouterTaskReader": "ajet.task_reader",
+    "SwarmClient": "ajet.client",
+    "Task": "ajet.schema.task",
+    "Workflow": "ajet.schema.task",
+    "WorkflowOutput": "ajet.schema.task",
+    "WorkflowTask": "ajet.schema.task",
+}
+
+__all__ = [
+    "AgentJetJob",
+    "AjetTaskReader",
+    "AsyncSwarmClient",
+    "OpenaiBaseUrlAndApiKey",
+    "PeriodicDrainThreadPoolExecutor",
+    "RouterTaskReader",
+    "SwarmClient",
+    "Task",
+    "Workflow",
+    "WorkflowOutput",
+    "WorkflowTask",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ajet' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
