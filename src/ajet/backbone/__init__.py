@@ -1,0 +1,21 @@
+"""What samples and trains. The server sees :mod:`ajet.backbone.protocol` only. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from ajet.backbone.models import model_dir
+from ajet.backbone.protocol import Backbone
+from ajet.default_config.schema import AjetConfig
+from ajet.schema.errors import ConfigError
+
+__all__ = ["create_backbone", "model_dir"]
+
+
+def create_backbone(config: AjetConfig) -> Backbone:
+    """The backbone that ``config.backbone`` names, not started yet."""
+    if config.backbone == "verl":
+        raise ConfigError(
+            "backbone: verl comes with agentjet[verl], which is not in this version. Set backbone: embedded.", param="backbone"
+        )
+    from ajet.backbone.embedded.process import EmbeddedBackbone
+
+    return EmbeddedBackbone()

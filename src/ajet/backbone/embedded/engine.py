@@ -1,0 +1,241 @@
+"""Sampler, trainer and model in one process: everything the worker does, without the pipes. One thread owns it.
+
+The frozen initial model is loaded from ``model.path`` when something first asks for it: a call with
+``model="frozen"``, or a KL term.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from ajet.backbone.embedded.memory import kv_blocks
+from ajet.backbone.embedded.net import Net, copy_beside, digest, eos_ids, load_net
+from ajet.backbone.embedded.paged import BLOCK, PagedKV
+from ajet.backbone.embedded.sampler import Sampler
+from ajet.backbone.embedded.trainer import Trainer
+from ajet.backbone.models import model_dir
+from ajet.backbone.protocol import BackboneInfo, Chunk, ModelName, Sampling, StepResult
+from ajet.default_config.schema import AjetConfig
+from ajet.schema.errors import ConfigError, EngineStateConflict
+from ajet.trajectory.batch import TrainBatch
+
+SMALL_MODEL = 500_000
+"""Below this many parameters one torch thread is faster than several."""
+STATE_JSON, STATE_TENSORS = "trainer_state.json", "trainer_state.safetensors"
+
+
+class Engine:
+    """Boots with the resolved configuration; see :class:`ajet.backbone.protocol.Backbone` for what it does."""
+
+    def __init__(self, config: AjetConfig) -> None:
+        self.config = config
+        self.device = _device(config)
+        self.source = model_dir(config.model.path)
+        self.dtype = _dtype(config.model.dtype, self.device)
+        self._set_threads()
+        self.net = load_net(self.source, self.device, self.dtype)
+        self._set_threads(sum(p.numel() for p in self.net.parameters().values()))
+        self._initial_digest = digest(self.net)
+        self.eos = eos_ids(self.source)
+        self.max_len = min(config.rollout.max_model_len, self.net.max_position)
+        self._frozen: Net | None = None
+        self._frozen_sampler: Sampler | None = None
+        self.trainer = self._new_trainer()
+        self._sampler = self._new_sampler(self.net, 0, share=0.8)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def info(self) -> BackboneInfo:
+        parameters = sum(p.numel() for p in self.net.parameters().values())
+        device = str(self.device) if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
+        return BackboneInfo(self.trainer.step, device, parameters, digest(self.net), self.net.vocab, self.max_len)
+
+    def frozen(self) -> Net:
+        """The initial model."""
+        if self._frozen is None:
+            if self.trainer.step == 0:
+                self._frozen = self.net.clone_frozen()
+            else:
+                net = load_net(self.source, self.device, self.dtype)
+                if digest(net) != self._initial_digest:
+                    raise ConfigError(
+                        f"model.path: {self.source} has other weights than this run began with, and the frozen initial "
+                        "model is needed. Put the original model back.", param="model.path",
+                    )  # fmt: skip
+                self._frozen = net.clone_frozen()
+        return self._frozen
+
+    # -- sampling -------------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        return self._sampler.busy or (self._frozen_sampler is not None and self._frozen_sampler.busy)
+
+    def submit(self, key: int, ids: list[int], sampling: Sampling, model: ModelName, stream: bool) -> None:
+        if model == "frozen" and self._frozen_sampler is None:
+            self._frozen_sampler = self._new_sampler(self.frozen(), 0, share=0.2)
+        sampler = self._frozen_sampler if model == "frozen" else self._sampler
+        assert sampler is not None
+        sampler.submit(key, ids, sampling, stream)
+
+    def cancel(self, key: int) -> None:
+        for sampler in (self._sampler, self._frozen_sampler):
+            if sampler is not None:
+                sampler.cancel(key)
+
+    def tick(self) -> list[tuple[int, Chunk]]:
+        out = self._sampler.tick() if self._sampler.busy else []
+        if self._frozen_sampler is not None and self._frozen_sampler.busy:
+            out += self._frozen_sampler.tick()
+        return out
+
+    def stats(self) -> dict[str, float]:
+        out = self._sampler.stats()
+        if self._frozen_sampler is not None:
+            out |= {f"frozen_{k}": v for k, v in self._frozen_sampler.stats().items()}
+        return out
+
+    def load_weights(self, version: int) -> None:
+        """Sampler and trainer share weights: there is nothing to load, only to check."""
+        if version != self.trainer.step:
+            raise EngineStateConflict(f"The backbone serves policy {self.trainer.step}, not {version}: train or load that step first.")
+
+    # -- training -------------------------------------------------------------------------------------------------------
+
+    def train_step(self, batch: TrainBatch) -> StepResult:
+        self._keep_initial()
+        try:
+            result = self.trainer.train_step(batch)
+        except EngineStateConflict:
+            raise
+        self._sampler.refresh(self.trainer.step)
+        return result
+
+    def save(self, directory: Path) -> None:
+        """Model in transformers' format and trainer state, each file fsynced."""
+        self.net.save(directory)
+        copy_beside(self.source, directory)
+        tensors = self.trainer.optimizer.state_tensors()
+        if self.dtype != torch.float32:
+            tensors |= {f"master/{n}": w.detach().cpu().contiguous() for n, w in self.net.parameters().items()}
+        save_file(tensors, directory / STATE_TENSORS)
+        state = {
+            "format": 1,
+            "step": self.trainer.step,
+            "optimizer_steps": self.trainer.optimizer.count,
+            "digest": digest(self.net),
+            "initial_digest": self._initial_digest,
+            "dtype": str(self.dtype),
+        }
+        (directory / STATE_JSON).write_text(json.dumps(state, indent=2))
+        for path in [*directory.iterdir(), directory]:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def load(self, directory: Path) -> BackboneInfo:
+        """Continue from :meth:`save`. Raises :class:`ConfigError` where the directory is not one of its own."""
+        try:
+            state = json.loads((directory / STATE_JSON).read_text())
+        except FileNotFoundError:
+            raise ConfigError(f"{directory} has no {STATE_JSON}: it is no checkpoint of this backbone.") from None
+        self._keep_initial()
+        net = load_net(directory, self.device, self.dtype)
+        tensors: dict[str, torch.Tensor] = {}
+        with safe_open(directory / STATE_TENSORS, "pt") as opened:
+            for name in opened.keys():
+                tensors[name] = opened.get_tensor(name)
+        with torch.no_grad():
+            loaded = net.parameters()
+            for name, own in self.net.parameters().items():
+                own.copy_(tensors.get(f"master/{name}", loaded[name]))
+        del net, loaded
+        found = digest(self.net)
+        if found != state["digest"]:
+            raise ConfigError(f"{directory} is damaged: its weights do not have the digest that was saved. Use an earlier checkpoint.")
+        self.net.synchronize()
+        if self._initial_digest != state["initial_digest"]:
+            self._frozen, self._initial_digest = None, state["initial_digest"]
+        self.trainer = self._new_trainer()
+        self.trainer.step = state["step"]
+        self.trainer.optimizer.load_state(tensors, state["optimizer_steps"])
+        self._sampler.refresh(self.trainer.step)
+        return self.info()
+
+    def _keep_initial(self) -> None:
+        """Before the weights first change: keep a copy where a KL term will ask for it."""
+        common = self.config.trainer_common
+        if self.trainer.step == 0 and common.use_kl_loss and common.kl_loss_coef > 0:
+            self.frozen()
+
+    # -- parts ----------------------------------------------------------------------------------------------------------
+
+    def _new_trainer(self) -> Trainer:
+        return Trainer(self.net, self.config.trainer_common, self.frozen, self.device)
+
+    def _new_sampler(self, net: Net, version: int, share: float) -> Sampler:
+        rollout = self.config.rollout
+        itemsize = torch.empty(0, dtype=self.dtype).element_size()
+        blocks = kv_blocks(
+            rollout, self.max_len, sum(2 * h * d * itemsize for h, d in net.kv_layers), self.device, share,
+            sum(p.numel() for p in self.net.parameters().values()),
+        )  # fmt: skip
+        kv = PagedKV(net.kv_layers, blocks, self.device, self.dtype)
+        max_len = min(self.max_len, (blocks - 1) * BLOCK - 1)
+        return Sampler(
+            net.extend, kv, max_seqs=rollout.max_num_seqs, max_len=max_len, eos=self.eos,
+            seed=self.config.trainer_common.seed, version=version,
+        )  # fmt: skip
+
+    def _set_threads(self, parameters: int | None = None) -> None:
+        if self.device.type != "cpu":
+            return
+        wanted = self.config.trainer_common.cpu_threads
+        if wanted == 0 and parameters is not None:
+            wanted = 1 if parameters < SMALL_MODEL else physical_cores()
+        torch.set_num_threads(wanted or 1)
+
+
+def physical_cores() -> int:
+    """Cores this process may run on, hardware threads of one core counted once."""
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = set()
+    for cpu in cpus:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text().strip())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))
+
+
+def _device(config: AjetConfig) -> torch.device:
+    wanted, existing = config.trainer_common.n_gpus_per_node, torch.cuda.device_count()
+    key = "trainer_common.n_gpus_per_node"
+    if wanted is not None and wanted > existing:
+        raise ConfigError(
+            f"{key} is {wanted} and this machine has {existing} usable GPU(s). Set {key}: {existing and 1}"
+            f"{' for the CPU' if not existing else ''}, or start the server where the GPUs are.", param=key,
+        )  # fmt: skip
+    if wanted is not None and wanted > 1:
+        raise ConfigError(f"{key} is {wanted} and backbone: embedded uses one device. Set {key}: 1.", param=key)
+    if wanted == 0 or existing == 0:
+        return torch.device("cpu")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return torch.device("cuda", 0)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]

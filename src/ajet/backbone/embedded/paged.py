@@ -1,0 +1,213 @@
+"""The KV cache: blocks of a fixed size, found again by their content, evicted least recently used first.
+
+A block that is full is known by (the block before it, its tokens), compared exactly, so a prompt finds whatever
+earlier sequence shares its beginning: an agent's last call, another agent's system prompt. That is both the cache of a
+session between its calls and the cache of shared prefixes. A block in use by a sequence is never evicted. After a
+weight update everything is forgotten.
+
+Letters: B sequences, T new tokens of each, S cached and new tokens (a multiple of the block size).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+BLOCK = 16
+"""Tokens of a block."""
+
+
+@dataclass(frozen=True)
+class Extension:
+    """New tokens for B sequences, right-padded to T.
+
+    Attributes:
+        ids_B_T, positions_B_T: the tokens and where they stand.
+        write_N: flat pool position of each new token (padding goes to the scratch block).
+        tables_B_K: block numbers of each sequence (scratch where it has fewer).
+        mask_B_T_S: True where a new token may look.
+        row_B, last_B: index of each sequence and of its last new token.
+        longest: positions in use at most.
+        fresh: nothing is cached: plain causal attention among the new tokens.
+    """
+
+    ids_B_T: torch.Tensor
+    positions_B_T: torch.Tensor
+    write_N: torch.Tensor
+    tables_B_K: torch.Tensor
+    mask_B_T_S: torch.Tensor
+    row_B: torch.Tensor
+    last_B: torch.Tensor
+    longest: int
+    fresh: bool
+
+
+@dataclass
+class Held:
+    """The blocks of one sequence: ``blocks`` in order, ``length`` tokens in them, the first ``named`` ones findable."""
+
+    blocks: list[int] = field(default_factory=list)
+    length: int = 0
+    named: int = 0
+    parent: int = 0
+    """Serial number of the last findable block (0: none)."""
+
+
+class PagedKV:
+    """Pool of KV blocks for one set of weights.
+
+    Args:
+        layers: ``(kv heads, head dim)`` of each layer.
+        blocks: pool size; block 0 is scratch.
+    """
+
+    def __init__(self, layers: Sequence[tuple[int, int]], blocks: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.blocks = blocks
+        self.device = device
+        self.k = [torch.zeros(blocks * BLOCK, h, d, device=device, dtype=dtype) for h, d in layers]
+        self.v = [torch.zeros(blocks * BLOCK, h, d, device=device, dtype=dtype) for h, d in layers]
+        self._free = list(range(blocks - 1, 0, -1))
+        self._users = [0] * blocks
+        self._by_content: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._content: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._serial: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._next_serial = 1
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had now, cached ones that nobody uses included."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def cached(self) -> int:
+        return len(self._idle)
+
+    def match(self, ids: Sequence[int]) -> Held:
+        """Take hold of the longest cached beginning of ``ids``, leaving at least the last token to compute."""
+        held = Held()
+        while (held.named + 1) * BLOCK < len(ids):
+            key = (held.parent, tuple(ids[held.named * BLOCK : (held.named + 1) * BLOCK]))
+            block = self._by_content.get(key)
+            if block is None:
+                break
+            self._users[block] += 1
+            self._idle.pop(block, None)
+            held.blocks.append(block)
+            held.named += 1
+            held.parent = self._serial[block]
+        held.length = held.named * BLOCK
+        return held
+
+    def grow(self, held: Held, length: int) -> bool:
+        """Give ``held`` room for ``length`` tokens; False (and nothing taken) where the pool cannot."""
+        need = -(-length // BLOCK) - len(held.blocks)
+        if need > self.available:
+            return False
+        for _ in range(need):
+            if not self._free:
+                self._evict()
+            block = self._free.pop()
+            self._users[block] = 1
+            held.blocks.append(block)
+        return True
+
+    def name(self, held: Held, ids: Sequence[int]) -> None:
+        """Make the full blocks of ``held`` (whose tokens are ``ids``) findable."""
+        while (held.named + 1) * BLOCK <= held.length:
+            at = held.named
+            key = (held.parent, tuple(ids[at * BLOCK : (at + 1) * BLOCK]))
+            block = self._by_content.get(key)
+            if block is None:
+                block = held.blocks[at]
+                self._by_content[key] = block
+                self._content[block] = key
+                self._serial[block] = self._next_serial
+                self._next_serial += 1
+            elif block != held.blocks[at]:  # somebody computed the same at the same time: use theirs
+                self._release(held.blocks[at])
+                self._users[block] += 1
+                self._idle.pop(block, None)
+                held.blocks[at] = block
+            held.named += 1
+            held.parent = self._serial[block]
+
+    def free(self, held: Held) -> None:
+        """Let go; findable blocks stay cached until their place is needed (the deepest go first)."""
+        for block in reversed(held.blocks):
+            self._release(block)
+        held.blocks, held.length, held.named, held.parent = [], 0, 0, 0
+
+    def forget(self) -> None:
+        """Forget all cached content. Blocks in use stay with their users, who must compute them again."""
+        self._free += list(self._idle)
+        self._idle.clear()
+        self._by_content.clear()
+        self._content.clear()
+        self._serial.clear()
+
+    def _release(self, block: int) -> None:
+        self._users[block] -= 1
+        if self._users[block] == 0:
+            if block in self._content:
+                self._idle[block] = None
+            else:
+                self._free.append(block)
+
+    def _evict(self) -> None:
+        block, _ = self._idle.popitem(last=False)
+        del self._by_content[self._content.pop(block)]
+        del self._serial[block]
+        self._free.append(block)
+
+    def extension(self, sequences: Sequence[tuple[Held, Sequence[int]]]) -> Extension:
+        """Prepare to run, for each (held, ids), the tokens of ``ids`` behind ``held.length``; room must be there."""
+        start = [held.length for held, _ in sequences]
+        count = [len(ids) - s for (_, ids), s in zip(sequences, start, strict=True)]
+        T, longest = max(count), max(len(ids) for _, ids in sequences)
+        K = -(-longest // BLOCK)
+        ids_B_T = torch.zeros(len(sequences), T, dtype=torch.long)
+        tables_B_K = torch.zeros(len(sequences), K, dtype=torch.long)
+        for b, (held, ids) in enumerate(sequences):
+            ids_B_T[b, : count[b]] = torch.tensor(ids[start[b] :] if start[b] else ids)
+            table = held.blocks[:K]
+            tables_B_K[b, : len(table)] = torch.tensor(table)
+        return self.arrange(ids_B_T, tables_B_K, torch.tensor(start), torch.tensor(count), longest, not any(start))
+
+    def arrange(
+        self, ids_B_T: torch.Tensor, tables_B_K: torch.Tensor, start_B: torch.Tensor, count_B: torch.Tensor,
+        longest: int, fresh: bool,
+    ) -> Extension:  # fmt: skip
+        """The tensor part of :meth:`extension`; arguments on the CPU."""
+        B, T = ids_B_T.shape
+        positions_B_T = start_B[:, None] + torch.arange(T)[None]
+        real_B_T = torch.arange(T)[None] < count_B[:, None]
+        block_B_T = tables_B_K.gather(1, (positions_B_T // BLOCK).clamp_(max=tables_B_K.shape[1] - 1))
+        write_B_T = torch.where(real_B_T, block_B_T * BLOCK + positions_B_T % BLOCK, positions_B_T % BLOCK)
+        d = self.device
+        if fresh:
+            mask = torch.empty(0, dtype=torch.bool)
+        else:
+            mask = torch.arange(tables_B_K.shape[1] * BLOCK)[None, None] <= positions_B_T[:, :, None]
+        positions_B_T = positions_B_T.clamp_(max=longest - 1)
+        return Extension(
+            ids_B_T.to(d), positions_B_T.to(d), write_B_T.reshape(-1).to(d), tables_B_K.to(d), mask.to(d),
+            torch.arange(B, device=d), (count_B - 1).to(d), longest, fresh,
+        )  # fmt: skip
+
+    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor, ext: Extension) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new ``[B, T, heads, dim]`` keys and values; all of each sequence ``[B, S, heads, dim]``."""
+        B, T, heads, dim = k.shape
+        pool_k, pool_v = self.k[layer], self.v[layer]
+        pool_k.index_copy_(0, ext.write_N, k.reshape(B * T, heads, dim))
+        pool_v.index_copy_(0, ext.write_N, v.reshape(B * T, heads, v.shape[3]))
+        if ext.fresh:
+            return k, v
+        table = ext.tables_B_K.reshape(-1)
+        return (
+            pool_k.view(self.blocks, -1).index_select(0, table).view(B, -1, heads, dim),
+            pool_v.view(self.blocks, -1).index_select(0, table).view(B, -1, heads, v.shape[3]),
+        )

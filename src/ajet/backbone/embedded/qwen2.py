@@ -1,0 +1,216 @@
+"""The Qwen2 architecture by hand: fused weights, one forward for sampling over paged KV and one for training.
+
+Letters: B sequences, T tokens of each in this pass, N packed tokens, H hidden, V vocabulary. Weights live under short
+names with q, k, v (and gate, up) fused; :func:`fuse` and :func:`unfuse` convert from and to transformers' names.
+Checked against transformers in ``tests/unit/backbone``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ajet.backbone.embedded.paged import Extension, PagedKV
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Qwen2Shape:
+    """What of ``config.json`` the forward needs."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope_theta: float
+    max_position: int
+    tied: bool
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Qwen2Shape | None:
+        """The shape, or None where the config asks for something that this forward does not do."""
+        if config.get("model_type") != "qwen2" or config.get("architectures") not in (None, ["Qwen2ForCausalLM"]):
+            return None
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if rope.get("rope_type", rope.get("type", "default")) != "default" or "quantization_config" in config:
+            return None
+        if config.get("hidden_act", "silu") != "silu" or config.get("use_sliding_window"):
+            return None
+        heads = config["num_attention_heads"]
+        return cls(
+            vocab=config["vocab_size"],
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            eps=config.get("rms_norm_eps", 1e-6),
+            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+            max_position=config.get("max_position_embeddings", 32768),
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+
+
+def fuse(state: Weights, shape: Qwen2Shape) -> Weights:
+    """transformers' state dict → fused weights."""
+    w: Weights = {"embed": state["model.embed_tokens.weight"], "norm": state["model.norm.weight"]}
+    if not shape.tied:
+        w["lm_head"] = state["lm_head.weight"]
+    for i in range(shape.layers):
+        at = f"model.layers.{i}."
+        qkv = [f"{at}self_attn.{x}_proj." for x in "qkv"]
+        w[f"{i}.norm1"] = state[f"{at}input_layernorm.weight"]
+        w[f"{i}.qkv"] = torch.cat([state[n + "weight"] for n in qkv])
+        w[f"{i}.qkv_bias"] = torch.cat([state[n + "bias"] for n in qkv])
+        w[f"{i}.o"] = state[f"{at}self_attn.o_proj.weight"]
+        w[f"{i}.norm2"] = state[f"{at}post_attention_layernorm.weight"]
+        w[f"{i}.gate_up"] = torch.cat([state[f"{at}mlp.{x}_proj.weight"] for x in ("gate", "up")])
+        w[f"{i}.down"] = state[f"{at}mlp.down_proj.weight"]
+    return {name: tensor.contiguous() for name, tensor in w.items()}
+
+
+def unfuse(w: Weights, shape: Qwen2Shape) -> Weights:
+    """Fused weights → transformers' state dict (views; a tied head is left out, as transformers does)."""
+    state: Weights = {"model.embed_tokens.weight": w["embed"], "model.norm.weight": w["norm"]}
+    if not shape.tied:
+        state["lm_head.weight"] = w["lm_head"]
+    sizes = [shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.kv_heads * shape.head_dim]
+    for i in range(shape.layers):
+        at = f"model.layers.{i}."
+        state[f"{at}input_layernorm.weight"] = w[f"{i}.norm1"]
+        for x, weight, bias in zip("qkv", w[f"{i}.qkv"].split(sizes), w[f"{i}.qkv_bias"].split(sizes), strict=True):
+            state[f"{at}self_attn.{x}_proj.weight"], state[f"{at}self_attn.{x}_proj.bias"] = weight, bias
+        state[f"{at}self_attn.o_proj.weight"] = w[f"{i}.o"]
+        state[f"{at}post_attention_layernorm.weight"] = w[f"{i}.norm2"]
+        gate, up = w[f"{i}.gate_up"].chunk(2)
+        state[f"{at}mlp.gate_proj.weight"], state[f"{at}mlp.up_proj.weight"] = gate, up
+        state[f"{at}mlp.down_proj.weight"] = w[f"{i}.down"]
+    return state
+
+
+class Rope:
+    """cos and sin of every position, grown as needed."""
+
+    def __init__(self, shape: Qwen2Shape, device: torch.device, dtype: torch.dtype) -> None:
+        self._shape, self._device, self._dtype = shape, device, dtype
+        self._cos_T = self._sin_T = torch.empty(0, shape.head_dim)
+
+    def tables(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """``[>= length, head_dim]`` each."""
+        if len(self._cos_T) < length:
+            self._grow(1 << (length - 1).bit_length())
+        return self._cos_T, self._sin_T
+
+    def _grow(self, length: int) -> None:
+        with torch.inference_mode(False):  # training reads these, too
+            # As transformers: frequencies in float32.
+            even = torch.arange(0, self._shape.head_dim, 2, dtype=torch.int64, device=self._device).float()
+            inverse = 1.0 / (self._shape.rope_theta ** (even / self._shape.head_dim))
+            angle = torch.arange(length, device=self._device).float()[:, None] * inverse[None]
+            angle = torch.cat([angle, angle], -1)
+            self._cos_T, self._sin_T = angle.cos().to(self._dtype), angle.sin().to(self._dtype)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+class _SwiGLU(torch.autograd.Function):
+    """silu(gate) * up with a backward that writes both gradients in one tensor (chunk's own costs several copies)."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, -1)
+        out = torch.empty_like(gate_up)
+        to_gate, to_up = out.chunk(2, -1)
+        sigmoid = torch.sigmoid(gate)
+        silu = sigmoid * gate
+        torch.mul(grad, silu, out=to_up)
+        # d silu = sigmoid + silu * (1 - sigmoid)
+        silu.addcmul_(silu, sigmoid, value=-1).add_(sigmoid).mul_(up)
+        torch.mul(grad, silu, out=to_gate)
+        return out
+
+
+def hidden_at(
+    w: Weights, shape: Qwen2Shape, rope: Rope, ids_B_T: torch.Tensor, wanted_N: torch.Tensor
+) -> torch.Tensor:
+    """Final hidden states ``[N, H]`` at the flat positions ``wanted_N`` of right-padded sequences, differentiable.
+
+    Padding needs no mask: it stands behind everything that is read. The last layer computes queries and MLP only for
+    the positions whose output is wanted.
+    """
+    B, T = ids_B_T.shape
+    heads, kv, dim = shape.heads, shape.kv_heads, shape.head_dim
+    cos, sin = rope.tables(T)
+    cos, sin = cos[:T, None], sin[:T, None]
+    x = F.embedding(ids_B_T.reshape(-1), w["embed"])
+    for i in range(shape.layers):
+        last = i == shape.layers - 1
+        h = F.rms_norm(x, (shape.hidden,), w[f"{i}.norm1"], shape.eps)
+        qkv = F.linear(h, w[f"{i}.qkv"], w[f"{i}.qkv_bias"]).view(B, T, heads + 2 * kv, dim)
+        qk = _rotate(qkv[:, :, : heads + kv], cos, sin)
+        q, k, v = qk[:, :, :heads], qk[:, :, heads:], qkv[:, :, heads + kv :]
+        o = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=heads != kv
+        )
+        o = o.transpose(1, 2).reshape(B * T, heads * dim)
+        if last:
+            x, o = x[wanted_N], o[wanted_N]
+        x = x + F.linear(o, w[f"{i}.o"])
+        h = F.rms_norm(x, (shape.hidden,), w[f"{i}.norm2"], shape.eps)
+        x = x + F.linear(_SwiGLU.apply(F.linear(h, w[f"{i}.gate_up"])), w[f"{i}.down"])
+    return F.rms_norm(x, (shape.hidden,), w["norm"], shape.eps)
+
+
+def extend(w: Weights, shape: Qwen2Shape, rope: Rope, kv: PagedKV, ext: Extension) -> torch.Tensor:
+    """Run new tokens of B sequences over their cached ones; float32 logits ``[B, V]`` after each one's last token."""
+    B, T = ext.ids_B_T.shape
+    heads, kvh, dim = shape.heads, shape.kv_heads, shape.head_dim
+    cos, sin = rope.tables(ext.longest)
+    cos_B_T, sin_B_T = cos[ext.positions_B_T][:, :, None], sin[ext.positions_B_T][:, :, None]
+    x = F.embedding(ext.ids_B_T, w["embed"])
+    for i in range(shape.layers):
+        h = F.rms_norm(x, (shape.hidden,), w[f"{i}.norm1"], shape.eps)
+        qkv = F.linear(h, w[f"{i}.qkv"], w[f"{i}.qkv_bias"]).view(B, T, heads + 2 * kvh, dim)
+        qk = _rotate(qkv[:, :, : heads + kvh], cos_B_T, sin_B_T)
+        k_B_S, v_B_S = kv.update(i, qk[:, :, heads:], qkv[:, :, heads + kvh :], ext)
+        o = _attend(qk[:, :, :heads], k_B_S, v_B_S, ext, heads // kvh)
+        if i == shape.layers - 1:
+            x, o = x[ext.row_B, ext.last_B], o[ext.row_B, ext.last_B]
+        x = x + F.linear(o, w[f"{i}.o"])
+        h = F.rms_norm(x, (shape.hidden,), w[f"{i}.norm2"], shape.eps)
+        gate, up = F.linear(h, w[f"{i}.gate_up"]).chunk(2, -1)
+        x = x + F.linear(F.silu(gate).mul_(up), w[f"{i}.down"])
+    x = F.rms_norm(x, (shape.hidden,), w["norm"], shape.eps)
+    return F.linear(x, w["embed"] if shape.tied else w["lm_head"]).float()
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ext: Extension, share: int) -> torch.Tensor:
+    """``[B, T, heads * dim]``. The heads that share a KV head become further queries of it: nothing is repeated."""
+    B, T, heads, dim = q.shape
+    if ext.fresh:
+        o = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=share > 1
+        )
+        return o.transpose(1, 2).reshape(B, T, heads * dim)
+    q = q.view(B, T, heads // share, share, dim).permute(0, 2, 1, 3, 4).reshape(B, heads // share, T * share, dim)
+    mask = ext.mask_B_T_S[:, None] if T == 1 else ext.mask_B_T_S.repeat_interleave(share, 1)[:, None]
+    o = F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
+    o = o.view(B, heads // share, T, share, dim).permute(0, 2, 1, 3, 4)
+    return o.reshape(B, T, heads * dim)
