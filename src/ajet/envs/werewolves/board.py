@@ -1,0 +1,98 @@
+"""What everybody at the table knows: the public events so far, digested once for all scripted players of a game."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ajet.envs.werewolves.engine import Event, Game
+from ajet.envs.werewolves.speech import understand
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A seer claimer's report: ``target`` is a wolf, or good."""
+
+    day: int
+    claimer: int
+    target: int
+    is_wolf: bool
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """One player's public suspicion or trust of another, the last one of a day."""
+
+    day: int
+    speaker: int
+    target: int
+    suspects: bool
+
+
+class Board:
+    """Public facts of one game, brought up to date on demand.
+
+    Attributes:
+        claimers: seats that claimed to be the seer, in order, dead ones included.
+        claims: what they reported. opinions: suspicions and trust of the others.
+        night_dead: killed at night (so probably not wolves). shot: killed by the hunter. exiled: voted out.
+        hunters: seats that fired, and so are the hunter.
+        votes: one dict per ballot, voter → target.
+    """
+
+    def __init__(self, game: Game) -> None:
+        self.game = game
+        self._read = 0
+        self.claimers: list[int] = []
+        self.claims: list[Claim] = []
+        self.opinions: dict[tuple[int, int, int], Opinion] = {}
+        self.night_dead: dict[int, int] = {}
+        self.exiled: dict[int, int] = {}
+        self.shot: dict[int, int] = {}
+        self.hunters: set[int] = set()
+        self.votes: list[tuple[int, dict[int, int | None]]] = []
+        self.version = 0
+
+    def refresh(self) -> Board:
+        """Read the public events that came since."""
+        for event in self.game.public[self._read :]:
+            self._take(event)
+        if self._read != len(self.game.public):
+            self._read = len(self.game.public)
+            self.version += 1
+        return self
+
+    def _take(self, event: Event) -> None:
+        if event.kind in ("speech", "last_words") and event.actor is not None:
+            self._hear(event)
+        elif event.kind == "deaths":
+            self.night_dead.update(dict.fromkeys(event.players, event.day))
+        elif event.kind == "exile" and event.target is not None:
+            self.exiled[event.target] = event.day
+        elif event.kind == "shot" and event.target is not None and event.actor is not None:
+            self.shot[event.target] = event.day
+            self.hunters.add(event.actor)
+        elif event.kind == "votes":
+            self.votes.append((event.day, dict(event.votes)))
+
+    def _hear(self, event: Event) -> None:
+        speaker = event.actor
+        assert speaker is not None
+        statement = understand(event.text)
+        if statement.claims_seer and speaker not in self.claimers:
+            self.claimers.append(speaker)
+        for kind, target in statement.stances:
+            if target == speaker or not 0 <= target < len(self.game.roles):
+                continue
+            if kind in ("wolf", "good"):
+                self.claims.append(Claim(event.day, speaker, target, kind == "wolf"))
+            else:
+                self.opinions[event.day, speaker, target] = Opinion(event.day, speaker, target, kind == "suspect")
+
+    def living_claimers(self, without: int | None = None) -> list[int]:
+        return [i for i in self.claimers if self.game.alive[i] and i != without]
+
+    def accused_today(self) -> list[int]:
+        """Seats that somebody suspects aloud today, or calls a wolf, in seat order."""
+        day = self.game.day
+        seats = {o.target for o in self.opinions.values() if o.day == day and o.suspects}
+        return sorted(seats | {c.target for c in self.claims if c.day == day and c.is_wolf})
