@@ -68,7 +68,7 @@ def _truncate(logits_B_V: torch.Tensor, samplings: Sequence[Sampling]) -> torch.
     device = logits_B_V.device
     top_k_B = torch.tensor([s.top_k if s.top_k > 0 else vocab for s in samplings], device=device)
     top_p_B = torch.tensor([s.top_p for s in samplings], device=device)
-    values, indices = logits_B_V.sort(-1, descending=True, stable=True)
+    values, indices = logits_B_V.sort(dim=-1, descending=True, stable=True)
     values = values.masked_fill(torch.arange(vocab, device=device)[None] >= top_k_B[:, None], float("-inf"))
     p_B_V = values.softmax(-1)
     before_B_V = p_B_V.cumsum(-1) - p_B_V

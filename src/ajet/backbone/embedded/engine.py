@@ -6,13 +6,15 @@ The frozen initial model is loaded from ``model.path`` when something first asks
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ajet.backbone.embedded.memory import kv_blocks
@@ -23,11 +25,12 @@ from ajet.backbone.embedded.trainer import Trainer
 from ajet.backbone.models import model_dir
 from ajet.backbone.protocol import BackboneInfo, Chunk, ModelName, Sampling, StepResult
 from ajet.default_config.schema import AjetConfig
-from ajet.schema.errors import ConfigError, EngineStateConflict
+from ajet.schema.errors import ConfigError, DiskRefused, EngineStateConflict
 from ajet.trajectory.batch import TrainBatch
 
 SMALL_MODEL = 500_000
 """Below this many parameters one torch thread is faster than several."""
+_DISK_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG)
 STATE_JSON, STATE_TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
 
@@ -111,15 +114,27 @@ class Engine:
 
     def train_step(self, batch: TrainBatch) -> StepResult:
         self._keep_initial()
-        try:
-            result = self.trainer.train_step(batch)
-        except EngineStateConflict:
-            raise
+        result = self.trainer.train_step(batch)
         self._sampler.refresh(self.trainer.step)
         return result
 
     def save(self, directory: Path) -> None:
-        """Model in transformers' format and trainer state, each file fsynced."""
+        """Model in transformers' format and trainer state, each file fsynced.
+
+        Raises:
+            DiskRefused: the disk is full or read-only.
+        """
+        try:
+            self._write(directory)
+        except (OSError, SafetensorError) as error:
+            refused = disk_refusal(error)
+            if refused is None:
+                raise
+            raise DiskRefused(
+                f"The disk under {directory} refuses a checkpoint ({refused}). Free some space, and the next save succeeds."
+            ) from error
+
+    def _write(self, directory: Path) -> None:
         self.net.save(directory)
         copy_beside(self.source, directory)
         tensors = self.trainer.optimizer.state_tensors()
@@ -203,6 +218,16 @@ class Engine:
         if wanted == 0 and parameters is not None:
             wanted = 1 if parameters < SMALL_MODEL else physical_cores()
         torch.set_num_threads(wanted or 1)
+
+
+def disk_refusal(error: OSError | SafetensorError) -> str | None:
+    """What the disk said, where that is what ``error`` is about."""
+    if isinstance(error, OSError):
+        code = error.errno
+    else:  # safetensors tells the number in words only
+        found = re.search(r"os error (\d+)", str(error))
+        code = int(found.group(1)) if found else None
+    return os.strerror(code) if code in _DISK_ERRORS else None
 
 
 def physical_cores() -> int:

@@ -51,6 +51,7 @@ class _Request:
     held: Held = field(default_factory=Held)
     slot: int = -1
     sent: int = 0
+    deferred: bool = False
 
 
 class Sampler:
@@ -176,6 +177,8 @@ class Sampler:
         computing: set[tuple[int, ...]] = set()
         chosen: list[tuple[int, _Request]] = []
         for request in self._prefilling:
+            if request.deferred:
+                self._rematch(request)
             start = request.held.length
             todo = min(len(request.ids) - start, self._pass_tokens)
             if chosen and todo > budget:
@@ -183,7 +186,7 @@ class Sampler:
             if todo > _SHARED_RUN:
                 key = (request.held.parent, start, *request.ids[start : start + _SHARED_RUN])
                 if key in computing:
-                    self._rematch(request)
+                    request.deferred = True
                     continue
                 computing.add(key)
             budget -= todo
@@ -200,6 +203,7 @@ class Sampler:
 
     def _rematch(self, request: _Request) -> None:
         """Look again what the cache has, now that others have computed."""
+        request.deferred = False
         held = self._kv.match(request.ids)
         if held.length > request.held.length and self._kv.grow(held, len(request.ids) + 1):
             self.counters["reused_tokens"] += held.length - request.held.length

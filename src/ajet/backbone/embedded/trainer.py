@@ -29,7 +29,7 @@ from ajet.backbone.embedded.packing import Pass, Piece, TokenTable, lay_out, pas
 from ajet.backbone.protocol import StepResult
 from ajet.default_config.schema import TrainerConfig
 from ajet.schema.errors import EngineStateConflict, InvalidRequest
-from ajet.trajectory.batch import TrainBatch
+from ajet.trajectory.batch import Row, TrainBatch
 
 _CPU_PASS_TOKENS = 2048
 """On a CPU a pass larger than the caches is slower, not faster."""
@@ -58,6 +58,7 @@ class Trainer:
         table, pieces = lay_out(rows)
         if not pieces:
             raise InvalidRequest(f"The batch of step {batch.step} has no trained tokens in its {len(rows)} rows.")
+        _check_finite(rows, table)
         loss = self._row_loss()
         torch.manual_seed(_mix(self.config.seed, batch.step))  # clip_cov draws
         started = time.perf_counter()
@@ -278,6 +279,17 @@ class _Work:
         out["tokens/forward"] = float(self.real)
         out["tokens/padding_share"] = 1 - self.real / max(1, self.padded)
         return {k: v if math.isfinite(v) else float("nan") for k, v in out.items()}
+
+
+def _check_finite(rows: Sequence[Row], table: TokenTable) -> None:
+    """A NaN would not always show in the gradient: verl's clamps swallow some."""
+    for row in rows:
+        if not math.isfinite(row.reward):
+            raise InvalidRequest(f"The reward of {row.agent} in episode {row.episode} is {row.reward}: rewards must be finite.")
+    wrong = np.flatnonzero(~np.isfinite(table.logprob_N))
+    if len(wrong):
+        row = rows[table.row_N[wrong[0]]]
+        raise InvalidRequest(f"A log-prob of {row.agent} in episode {row.episode} is {table.logprob_N[wrong[0]]}: it cannot be trained.")
 
 
 def _portions(rows: Sequence[int], size: dict[int, int], limit: int) -> list[list[int]]:
