@@ -1,0 +1,24 @@
+"""The light side: clients that ask a swarm server for episodes and report rewards. HTTP only.
+
+Promises: no torch and no server framework are imported; a call that changes state carries a request id, so a lost
+reply never doubles it; a server that restarts or a network that drops is waited for inside a stated budget, then a
+named error is raised; keys appear in no message, repr or log; an episode that its worker leaves behind is aborted.
+
+Who may call it: users' scripts, ``ajet.cli``, ``ajet.demo``. It never imports ``ajet.server``.
+"""
+
+from __future__ import annotations
+
+from ajet.client.async_client import AsyncEpisode, AsyncSwarmClient
+from ajet.client.executor import PeriodicDrainThreadPoolExecutor
+from ajet.client.finish import StopTraining
+from ajet.client.swarm_client import Episode, SwarmClient
+
+__all__ = [
+    "AsyncEpisode",
+    "AsyncSwarmClient",
+    "Episode",
+    "PeriodicDrainThreadPoolExecutor",
+    "StopTraining",
+    "SwarmClient",
+]

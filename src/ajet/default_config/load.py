@@ -22,7 +22,16 @@ from ajet.default_config.schema import AjetConfig
 from ajet.default_config.yaml_source import KeyPath, Layer, dotted, parse_layer, read_layer
 from ajet.schema.errors import ConfigError
 
-__all__ = ["Layer", "build_config", "check_config", "config_from_dict", "job_diff", "load_yaml", "loads_yaml", "machine_problems"]
+__all__ = [
+    "Layer",
+    "build_config",
+    "check_config",
+    "config_from_dict",
+    "job_diff",
+    "load_yaml",
+    "loads_yaml",
+    "machine_problems",
+]
 
 ROOT = "ajet"
 _FILE_HINTS = {
@@ -97,7 +106,9 @@ def check_config(config: AjetConfig) -> None:
     build_config([Layer(config.model_dump(mode="json"))])
 
 
-def job_diff(running: AjetConfig | Mapping[str, Any], requested: AjetConfig | Mapping[str, Any]) -> dict[str, list[Any]]:
+def job_diff(
+    running: AjetConfig | Mapping[str, Any], requested: AjetConfig | Mapping[str, Any]
+) -> dict[str, list[Any]]:
     """Where two configurations differ: dotted key → ``[running, requested]``."""
     left, right = (dict(_flat(_plain(tree), ())) for tree in (running, requested))
     keys = sorted(left.keys() | right.keys())
@@ -119,7 +130,9 @@ def machine_problems(config: AjetConfig, gpus: int) -> list[str]:
             ("trainer_common.ulysses_sequence_parallel_size", trainer.ulysses_sequence_parallel_size),
         ):
             if value > 1:
-                found.append(f"{key} is {value}, but backbone embedded uses one device. Set {key}: 1, or backbone: verl.")
+                found.append(
+                    f"{key} is {value}, but backbone embedded uses one device. Set {key}: 1, or backbone: verl."
+                )
         if rollout.name not in ("auto", "embedded"):
             found.append(
                 f"rollout.name is {rollout.name}, but backbone embedded samples by itself. "
@@ -157,7 +170,10 @@ def _cross_field_problems(config: AjetConfig) -> list[tuple[KeyPath, str]]:
         )
     if rollout.top_p != 1.0:
         found.append(
-            (("rollout", "top_p"), f"is {rollout.top_p}, but the trainer cannot reproduce a truncated distribution; set 1.0")
+            (
+                ("rollout", "top_p"),
+                f"is {rollout.top_p}, but the trainer cannot reproduce a truncated distribution; set 1.0",
+            )
         )
     episodes = data.train_batch_size * rollout.num_repeat
     if trainer.mini_batch_num > episodes:

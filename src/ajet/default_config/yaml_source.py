@@ -111,9 +111,7 @@ def _value(
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             origins[(*path, index)] = f"{name}:{item.start_mark.line + 1}"
-        return [
-            _value(loader, item, (*path, index), name, origins, problems) for index, item in enumerate(node.value)
-        ]
+        return [_value(loader, item, (*path, index), name, origins, problems) for index, item in enumerate(node.value)]
     return loader.construct_object(node, deep=True)
 
 

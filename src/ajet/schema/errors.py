@@ -171,7 +171,9 @@ def error_from_body(status: int, body: Any) -> AjetError:
     error = body.get("error", {}) if isinstance(body, dict) else {}
     if not isinstance(error, dict):
         error = {"message": str(error)}
-    by_code = {sub.code: sub for sub in _all_subclasses(AjetError)}
+    by_code: dict[str, type[AjetError]] = {}
+    for sub in _all_subclasses(AjetError):
+        by_code.setdefault(sub.code, sub)  # a subclass that keeps its parent's code is not what travels
     cls = by_code.get(str(error.get("code")), AjetError)
     details = error.get("details")
     err = cls(

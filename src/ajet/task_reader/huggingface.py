@@ -57,9 +57,13 @@ class DatasetTasks(Sequence[Task]):
             seen: dict[str, int] = {}
             for index, own in enumerate(rows["task_id"]):
                 if own in (None, ""):
-                    raise ConfigError(f"Row {index} of split {split!r} has an empty task_id. Fill it or drop the column.")
+                    raise ConfigError(
+                        f"Row {index} of split {split!r} has an empty task_id. Fill it or drop the column."
+                    )
                 if str(own) in seen:
-                    raise ConfigError(f"Rows {seen[str(own)]} and {index} of split {split!r} share the task_id {own!r}.")
+                    raise ConfigError(
+                        f"Rows {seen[str(own)]} and {index} of split {split!r} share the task_id {own!r}."
+                    )
                 seen[str(own)] = index
 
     def __len__(self) -> int:
@@ -94,7 +98,9 @@ def _load(path: str, name: str | None, split: str) -> Any:
     try:
         import datasets
     except ImportError as err:
-        raise ConfigError("Reading a dataset needs the 'datasets' package. Run: pip install 'agentjet[datasets]'") from err
+        raise ConfigError(
+            "Reading a dataset needs the 'datasets' package. Run: pip install 'agentjet[datasets]'"
+        ) from err
     local = Path(path).expanduser()
     try:
         if (local / "state.json").is_file() or (local / "dataset_dict.json").is_file():
@@ -102,7 +108,9 @@ def _load(path: str, name: str | None, split: str) -> Any:
         if local.is_file():
             builder = _BUILDERS.get(local.suffix.lower())
             if builder is None:
-                raise ConfigError(f"{path} is none of {', '.join(_BUILDERS)}. Convert it, or give a folder of such files.")
+                raise ConfigError(
+                    f"{path} is none of {', '.join(_BUILDERS)}. Convert it, or give a folder of such files."
+                )
             return datasets.load_dataset(builder, data_files={split.split("[")[0]: str(local)}, split=split)
         if local.exists():
             return datasets.load_dataset(str(local), name, split=split)

@@ -1,0 +1,380 @@
+"""What a client does, without input or output: each operation is a generator of effects.
+
+An operation yields :class:`Call` (send this, hand me the :class:`Reply`, or throw :class:`ConnectionFault` into me)
+and :class:`Pause` (wait). The blocking and the asyncio client drive the same generators, so waiting, retrying,
+request ids and error mapping exist once.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ajet.client.leases import OpenEpisodes
+from ajet.client.retry import RETRYABLE_STATUS, Backoff
+from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
+from ajet.schema.errors import (
+    AjetError,
+    EngineFailed,
+    EngineUnavailable,
+    EpisodeGone,
+    InvalidRequest,
+    JobConflict,
+    NotFound,
+    ServerUnreachable,
+    TrainingFinished,
+    error_from_body,
+)
+from ajet.schema.task import Task, WorkflowOutput
+from ajet.schema.wire import (
+    AbortRequest,
+    BeginAnswer,
+    BeginRequest,
+    EndAnswer,
+    EndRequest,
+    EngineState,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    JobRequest,
+    NotYet,
+    Status,
+)
+
+API = "/swarm/v1"
+LONG_POLL_S = 30.0
+NOTICE_EVERY_S = 15.0
+ABORT_BUDGET_S = 30.0
+SERVING = (EngineState.ROLLING, EngineState.UPDATING, EngineState.FINISHED)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP request. ``wait_s``: how long the server may hold it before it answers."""
+
+    method: str
+    path: str
+    content: bytes | None = None
+    params: dict[str, str] = field(default_factory=dict)
+    wait_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Wait ``seconds`` before going on."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Status, decoded body (None where it was not JSON) and the server's Retry-After in seconds."""
+
+    status: int
+    body: Any
+    retry_after: float | None = None
+
+
+class ConnectionFault(Exception):
+    """No reply: refused, reset, timed out, cut. The request may or may not have arrived."""
+
+
+T = TypeVar("T")
+Operation = Generator[Call | Pause, Any, T]
+
+
+class Operations:
+    """The operations of one client, and what they share: identity, leases, budget, notices.
+
+    Args:
+        server_url: without a trailing slash.
+        say: prints one line to the user.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        server_url: str,
+        *,
+        retry_budget_s: float,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.server_url = server_url
+        self.client_id = f"client-{uuid.uuid4().hex}"
+        self.retry_budget_s = retry_budget_s
+        self.leases = OpenEpisodes()
+        self._say = say
+        self._clock = clock
+        self._last_notice = -NOTICE_EVERY_S
+
+    # ── one request ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def request(self, call: Call, budget_s: float | None = None) -> Operation[Reply]:
+        """Send ``call`` until it is answered for good.
+
+        Raises:
+            ServerUnreachable: no answer within the budget; the last failure is its cause.
+            AjetError: the server's own error, when trying again cannot help.
+        """
+        budget = self.retry_budget_s if budget_s is None else budget_s
+        backoff = Backoff(budget)
+        while True:
+            cause: Exception
+            retry_after = None
+            try:
+                reply: Reply = yield call
+            except ConnectionFault as fault:
+                cause = fault
+            else:
+                if reply.status < 300:
+                    return reply
+                cause = self._error(reply)
+                if reply.status not in RETRYABLE_STATUS:
+                    raise cause
+                retry_after = reply.retry_after
+            delay = backoff.next_delay(self._clock(), retry_after)
+            if delay is None:
+                raise ServerUnreachable(
+                    f"No answer from {self.server_url} to {call} within {budget:g} s: {cause}. "
+                    "Check that the server runs and that the address is right."
+                ) from cause
+            waited = backoff.waited(self._clock())
+            if waited > 1.0:
+                self.notice(
+                    f"waiting for {self.server_url} since {waited:.0f} s ({cause}); giving up after {budget:g} s"
+                )
+            yield Pause(delay)
+
+    def _error(self, reply: Reply) -> AjetError:
+        error = error_from_body(reply.status, reply.body)
+        error.retry_after = reply.retry_after
+        if isinstance(error, JobConflict):
+            diff = error.details.get("diff") or {}
+            lines = [f"  {key}: {old!r} runs, {new!r} asked for" for key, (old, new) in diff.items()]
+            if lines and lines[0] not in error.message:
+                error = JobConflict("\n".join([error.message, *lines]), param=error.param, details=error.details)
+        return error
+
+    def notice(self, text: str) -> None:
+        """Say ``text``, at most every :data:`NOTICE_EVERY_S` seconds, however many threads wait."""
+        now = self._clock()
+        if now - self._last_notice >= NOTICE_EVERY_S:
+            self._last_notice = now
+            self._say(text)
+
+    # ── job and engine ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def status(self, *, wait_states: Iterable[EngineState] = (), wait_s: float = 0.0) -> Operation[dict[str, Any]]:
+        params = {}
+        wanted = ",".join(wait_states)
+        if wanted and wait_s > 0:
+            params = {"wait_state": wanted, "wait_s": f"{wait_s:g}"}
+        reply = yield from self.request(Call("GET", f"{API}/status", params=params, wait_s=wait_s))
+        return read(Status, reply.body).model_dump(mode="json")
+
+    def sync_job(self, job: Any) -> Operation[None]:
+        """``PUT /job`` with an AgentJetJob or a configuration tree."""
+        from ajet.default_config.load import check_config
+
+        config = getattr(job, "config", job)
+        check_config(config)
+        body = JobRequest(job=config.model_dump(mode="json"))
+        yield from self.request(Call("PUT", f"{API}/job", as_json(body)))
+
+    def start(self) -> Operation[None]:
+        yield from self.request(Call("POST", f"{API}/engine/start"))
+
+    def stop(self) -> Operation[None]:
+        yield from self.request(Call("POST", f"{API}/engine/stop"))
+
+    def wait_until(self, states: Iterable[str], timeout: float | None = None) -> Operation[EngineState]:
+        wanted = tuple(EngineState(str(state)) for state in states)
+        deadline = None if timeout is None else self._clock() + timeout
+        while True:
+            asked = self._clock()
+            left = LONG_POLL_S if deadline is None else max(0.0, deadline - asked)
+            status = yield from self.status(wait_states=wanted, wait_s=min(LONG_POLL_S, left))
+            state = EngineState(status["state"])
+            if state in wanted:
+                return state
+            if state is EngineState.FAILED:
+                raise engine_failed(status)
+            if state is EngineState.FINISHED and EngineState.ROLLING in wanted:
+                raise TrainingFinished("Training is finished: total_training_steps is reached.")
+            now = self._clock()
+            if deadline is not None and now >= deadline:
+                raise EngineUnavailable(f"The engine is still {state} after {timeout:g} s, not {' or '.join(wanted)}.")
+            self.notice(f"the engine of {self.server_url} is {state}; waiting for {' or '.join(wanted)}")
+            if now - asked < 0.5:  # a server that did not hold the request must not be asked in a tight loop
+                yield Pause(0.5)
+
+    def auto_start(self, job: Any, force_restart: bool) -> Operation[EngineState]:
+        status = yield from self.status()
+        state = EngineState(status["state"])
+        if force_restart and state is not EngineState.OFFLINE:
+            yield from self.stop()
+            yield from self.wait_until([EngineState.OFFLINE])
+        elif state is EngineState.FAILED:
+            failed = engine_failed(status)
+            raise EngineFailed(f"{failed.message} To try again: force_restart=True.", details=failed.details)
+        elif state is EngineState.STOPPING:
+            yield from self.wait_until([EngineState.OFFLINE])
+        yield from self.sync_job(job)
+        yield from self.start()
+        return (yield from self.wait_until(SERVING))
+
+    # ── episodes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, timeout_s: float, kind: str, task: Task | None) -> Operation[tuple[str, OpenaiBaseUrlAndApiKey]]:
+        request = checked(
+            BeginRequest,
+            client_id=self.client_id,
+            request_id=new_request_id(),
+            kind=kind,
+            discard_episode_timeout=timeout_s,
+            task_id=(task.task_id or None) if task is not None else None,
+            wait_s=LONG_POLL_S,
+        )
+        call = Call("POST", f"{API}/episodes", as_json(request), wait_s=LONG_POLL_S)
+        absent = Backoff(self.retry_budget_s)
+        while True:
+            asked = self._clock()
+            reply = yield from self.request(call)
+            if reply.status != 202:
+                break
+            not_yet = read(NotYet, reply.body)
+            now = self._clock()
+            if not_yet.state is EngineState.FAILED:
+                raise engine_failed((yield from self.status()))
+            if not_yet.state in (EngineState.OFFLINE, EngineState.STOPPING):
+                if absent.next_delay(now) is None:
+                    raise EngineUnavailable(
+                        f"The engine of {self.server_url} is {not_yet.state} since {self.retry_budget_s:g} s or more. "
+                        "Start it with auto_sync_train_config_and_start_engine(job)."
+                    )
+            else:
+                absent = Backoff(self.retry_budget_s)
+            self.notice(f"waiting for an episode: {not_yet.message}")
+            if now - asked < 0.5:
+                yield Pause(0.5)
+        answer = read(BeginAnswer, reply.body)
+        self.leases.add(answer.episode_id, answer.discard_episode_timeout)
+        api = OpenaiBaseUrlAndApiKey(
+            base_url=self.server_url + answer.base_path,
+            api_key=answer.api_key,
+            episode_uuid=answer.episode_id,
+            model=answer.model,
+        )
+        return answer.episode_id, api
+
+    def end(self, task: Task, episode: str, output: WorkflowOutput) -> Operation[EndAnswer]:
+        task = getattr(task, "task", task)  # a WorkflowTask will do
+        if not task.task_id:
+            raise InvalidRequest(
+                "end_episode needs a task with a task_id: episodes of one id form a group.", param="task_id"
+            )
+        if output.reward is None:
+            raise InvalidRequest(
+                "WorkflowOutput.reward is None. Give a number, or abort the episode if it could not be judged.",
+                param="reward",
+            )
+        request = EndRequest(request_id=new_request_id(), task=task, output=output)
+        try:
+            reply = yield from self.request(Call("POST", f"{API}/episodes/{episode}/end", as_json(request)))
+        except (EpisodeGone, NotFound) as gone:
+            self.leases.remove(episode, gone.message)
+            raise
+        self.leases.remove(episode, "ended")
+        return read(EndAnswer, reply.body)
+
+    def abort(self, episode: str, reason: str, budget_s: float | None = None) -> Operation[bool]:
+        """Give the lease back. Returns whether the server knows; if not, the lease ends by its silence."""
+        self.leases.remove(episode, reason)
+        request = AbortRequest(request_id=new_request_id(), reason=reason[:2000] or "aborted by the client")
+        call = Call("POST", f"{API}/episodes/{episode}/abort", as_json(request))
+        budget = ABORT_BUDGET_S if budget_s is None else budget_s
+        try:
+            yield from self.request(call, min(budget, self.retry_budget_s))
+        except (EpisodeGone, NotFound):
+            return True
+        except ServerUnreachable as err:
+            self.notice(
+                f"could not tell the server that episode {episode} is aborted; its lease will expire ({err.message})"
+            )
+            return False
+        return True
+
+    def heartbeat(self, episodes: list[str]) -> Operation[HeartbeatAnswer]:
+        """One beat for ``episodes``, without retries; leases the server has ended are forgotten."""
+        request = HeartbeatRequest(client_id=self.client_id, episodes=episodes)
+        reply: Reply = yield Call("POST", f"{API}/heartbeat", as_json(request))
+        if reply.status >= 300:
+            raise self._error(reply)
+        answer = read(HeartbeatAnswer, reply.body)
+        for episode, reason in answer.gone.items():
+            self.leases.remove(episode, reason)
+        return answer
+
+    def can_continue(self, episode: str) -> Operation[bool]:
+        if self.leases.gone_reason(episode) is not None:
+            return False
+        request = HeartbeatRequest(client_id=self.client_id, episodes=[episode])
+        reply = yield from self.request(Call("POST", f"{API}/heartbeat", as_json(request)))
+        gone = read(HeartbeatAnswer, reply.body).gone
+        if episode in gone:
+            self.leases.remove(episode, gone[episode])
+        return episode not in gone
+
+    def open_episodes(self) -> Operation[list[dict[str, Any]]]:
+        reply = yield from self.request(Call("GET", f"{API}/episodes"))
+        return list(reply.body.get("episodes", []))
+
+
+# ── small parts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+def as_json(model: BaseModel) -> bytes:
+    """``model`` as JSON. Raises :class:`InvalidRequest` where something in it is not JSON-able."""
+    try:
+        return model.model_dump_json().encode()
+    except ValueError as err:
+        raise InvalidRequest(f"Tasks and outputs travel as JSON, and this one cannot: {err}") from err
+
+
+def read(model: type[M], body: Any) -> M:
+    """The answer ``body`` as ``model``."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as err:
+        raise AjetError(
+            f"The server's answer is no {model.__name__}. Is this address a swarm server, and of a version that fits?"
+        ) from err
+
+
+def checked(model: type[M], **fields: Any) -> M:
+    """A request of ``fields``; wrong ones raise :class:`InvalidRequest`."""
+    try:
+        return model(**fields)
+    except ValidationError as err:
+        first = err.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        raise InvalidRequest(f"{name}: {first['msg']}, found {first['input']!r}.", param=name) from err
+
+
+def engine_failed(status: dict[str, Any]) -> EngineFailed:
+    cause = status.get("failure") or status.get("last_error") or "the server gave no cause"
+    return EngineFailed(f"The engine has failed: {cause}", details={"failure": cause})

@@ -1,0 +1,91 @@
+"""What a run of a worker came to: success, training finished, weather (infrastructure), or a bug of the user's code.
+
+Exceptions of other libraries are recognized by their class's name and home, so none of them is imported here.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ajet.schema.errors import (
+    AjetError,
+    EngineFailed,
+    EpisodeGone,
+    Forbidden,
+    InfrastructureFault,
+    InvalidKey,
+    ServerUnreachable,
+    TrainingFinished,
+)
+
+
+class Outcome(str, Enum):
+    """How a run ended."""
+
+    SUCCEEDED = "succeeded"
+    FINISHED = "finished"
+    """Training is finished; a normal end."""
+    WEATHER = "weather"
+    """Infrastructure: network, a server that restarts, a lease that expired, a static model's 429. Run again."""
+    UNREACHABLE = "unreachable"
+    """The swarm server did not answer within the client's budget. Run again, but not for ever."""
+    FATAL = "fatal"
+    """No run can succeed: the engine has failed, or the key is wrong."""
+    BUG = "bug"
+    """Anything else."""
+
+
+_WEATHER_NAMES = {
+    "httpx": {"TransportError"},
+    "httpcore": {"NetworkError", "TimeoutException", "ProtocolError"},
+    "openai": {"APIConnectionError", "APITimeoutError", "RateLimitError", "InternalServerError"},
+    "anthropic": {"APIConnectionError", "APITimeoutError", "RateLimitError", "InternalServerError"},
+    "requests": {"ConnectionError", "Timeout"},
+    "aiohttp": {"ClientConnectionError", "ServerTimeoutError", "ClientPayloadError"},
+}
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """Judge the exception that left a run, by itself and by what it was raised from."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        verdict = _verdict(link)
+        if verdict is not Outcome.BUG:
+            return verdict
+        link = link.__cause__
+    return Outcome.BUG
+
+
+def _verdict(error: BaseException) -> Outcome:
+    members = getattr(error, "exceptions", None)
+    if isinstance(members, tuple) and members:  # an ExceptionGroup is as bad as its worst member
+        verdicts = {outcome_of(member) for member in members}
+        for worst in (Outcome.BUG, Outcome.FATAL, Outcome.FINISHED, Outcome.UNREACHABLE):
+            if worst in verdicts:
+                return worst
+        return Outcome.WEATHER
+    if isinstance(error, TrainingFinished) or _code(error) == TrainingFinished.code:
+        return Outcome.FINISHED
+    if isinstance(error, (EngineFailed, InvalidKey, Forbidden)):
+        return Outcome.FATAL
+    if isinstance(error, ServerUnreachable):
+        return Outcome.UNREACHABLE
+    if isinstance(error, (InfrastructureFault, EpisodeGone, ConnectionError, TimeoutError)):
+        return Outcome.WEATHER
+    if isinstance(error, AjetError):
+        return Outcome.WEATHER if error.retryable else Outcome.BUG
+    if _code(error) == EpisodeGone.code:
+        return Outcome.WEATHER
+    for cls in type(error).__mro__:
+        if cls.__name__ in _WEATHER_NAMES.get(cls.__module__.split(".")[0], ()):
+            return Outcome.WEATHER
+    if type(error).__name__ == "TimeoutError" and type(error).__module__.startswith(("asyncio", "concurrent")):
+        return Outcome.WEATHER
+    return Outcome.BUG
+
+
+def _code(error: BaseException) -> object:
+    """The ``code`` of an OpenAI-style API error (the SDK's exceptions carry the body's)."""
+    return getattr(error, "code", None) if hasattr(error, "status_code") else None

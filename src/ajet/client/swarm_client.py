@@ -1,0 +1,395 @@
+"""SwarmClient: the blocking client. One instance serves any number of threads.
+
+Invariants: every open episode is kept alive by one heartbeat thread until it ends, is aborted, or the process goes;
+at the end of the process (or of the client) what is still open is aborted; every error is an
+:class:`~ajet.schema.errors.AjetError`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ajet.client.finish import StopTraining
+from ajet.client.heartbeat import HeartbeatThread
+from ajet.client.operations import ConnectionFault, Operation, Operations, Pause
+from ajet.client.report import rollout_stat, rollout_text
+from ajet.client.scope import current_scope
+from ajet.client.settings import DEFAULT_POOL_SIZE, DEFAULT_RETRY_BUDGET_S, Settings
+from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
+from ajet.schema.errors import AjetError, ConfigError, EpisodeGone, TrainingFinished
+from ajet.schema.task import Task, WorkflowOutput
+from ajet.schema.wire import EngineState
+
+if TYPE_CHECKING:
+    from ajet.client.transport import BlockingTransport
+    from ajet.copilot.job import AgentJetJob
+
+T = TypeVar("T")
+EXIT_BUDGET_S = 2.0
+
+
+def drive(operation: Operation[T], transport: BlockingTransport, closed: threading.Event) -> T:
+    """Perform the effects of ``operation`` and return what it returns."""
+    try:
+        effect = next(operation)
+        while True:
+            if isinstance(effect, Pause):
+                if closed.wait(effect.seconds):
+                    operation.close()
+                    raise AjetError("This client was closed while a call waited.")
+                effect = operation.send(None)
+                continue
+            try:
+                reply = transport.send(effect)
+            except ConnectionFault as fault:
+                effect = operation.throw(fault)
+            else:
+                effect = operation.send(reply)
+    except StopIteration as done:
+        return done.value
+
+
+class SwarmClient:
+    """Talks to one swarm server.
+
+    Args:
+        server_url: for example ``http://127.0.0.1:10086``.
+        verbose: say on standard error when something is waited for.
+        agentjet_job: the job that the methods below take when none is given to them.
+        auto_start_swarm_server: where the address is this machine's and nothing listens there, start
+            ``ajet-swarm start`` as a child and stop it at exit.
+        api_key: the admin key; default: the environment's ``AJET_SWARM_KEY``.
+        retry_budget_s: seconds that a call waits for a server that does not answer (restart, network, full disk)
+            before it raises :class:`~ajet.schema.errors.ServerUnreachable`.
+        pool_size: connections at most; one a thread that waits is enough.
+    """
+
+    def __init__(
+        self,
+        server_url: str,
+        verbose: bool = True,
+        agentjet_job: AgentJetJob | None = None,
+        auto_start_swarm_server: bool = False,
+        api_key: str | None = None,
+        *,
+        retry_budget_s: float = DEFAULT_RETRY_BUDGET_S,
+        pool_size: int = DEFAULT_POOL_SIZE,
+    ) -> None:
+        from ajet.client.transport import BlockingTransport
+
+        self._settings = Settings.of(server_url, api_key, verbose, retry_budget_s, pool_size)
+        self._job = agentjet_job
+        url, key = self._settings.server_url, self._settings.api_key
+        self._operations = Operations(url, retry_budget_s=retry_budget_s, say=self._settings.say)
+        self._transport = BlockingTransport(url, key, pool_size)
+        self._closed = threading.Event()
+        beats = BlockingTransport(url, key, 1)
+        heartbeat = HeartbeatThread(self._operations.leases, _beater(self._operations, beats, self._closed))
+        self._finalizer = weakref.finalize(
+            self, _close, self._operations, heartbeat, self._closed, (self._transport, beats)
+        )
+        if auto_start_swarm_server:
+            from ajet.client.autostart import start_server
+
+            start_server(url, key, self._settings.say)
+
+    def __repr__(self) -> str:
+        return f"SwarmClient({self.server_url!r})"
+
+    @property
+    def server_url(self) -> str:
+        return self._settings.server_url
+
+    @property
+    def client_id(self) -> str:
+        """Names this client to the server; new for each instance."""
+        return self._operations.client_id
+
+    def _run(self, operation: Operation[T]) -> T:
+        return drive(operation, self._transport, self._closed)
+
+    # ── job and engine ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def auto_sync_train_config_and_start_engine(
+        self, agent_jet_job: AgentJetJob | None = None, force_restart: bool = False
+    ) -> None:
+        """Send the job, start the engine, and wait until it serves. An engine that runs this job is joined.
+
+        Raises:
+            JobConflict: the running engine has another job; the message lists the differences.
+            EngineFailed: the engine has failed, with the cause; ``force_restart=True`` tries again.
+            ServerUnreachable: no server within the budget.
+        """
+        self._run(self._operations.auto_start(self._job_or(agent_jet_job), force_restart))
+
+    def sync_train_config(self, agent_jet_job: AgentJetJob | None = None) -> None:
+        """Send the job only. Raises :class:`~ajet.schema.errors.JobConflict` where another one runs."""
+        self._run(self._operations.sync_job(self._job_or(agent_jet_job)))
+
+    def start_engine(self) -> None:
+        """Start the engine with the job that was sent, and wait until it serves."""
+        self._run(self._operations.start())
+        self.wait_until((EngineState.ROLLING, EngineState.UPDATING, EngineState.FINISHED))
+
+    def stop_engine(self) -> None:
+        """Finish the running update, save, and wait until the engine is OFFLINE. The server stays up."""
+        self._run(self._operations.stop())
+        self.wait_until(EngineState.OFFLINE)
+
+    def get_status(self) -> dict[str, Any]:
+        """Everything the server says about itself (:class:`ajet.schema.wire.Status`)."""
+        return self._run(self._operations.status())
+
+    def get_engine_status(self) -> EngineState:
+        """The engine's state; compares and prints as its name."""
+        return EngineState(self.get_status()["state"])
+
+    def wait_until(self, state: str | EngineState | Iterable[str], timeout: float | None = None) -> EngineState:
+        """Wait (on the server, not by asking again and again) until the engine is in ``state``, or in one of several.
+
+        Raises:
+            EngineFailed: it failed instead.
+            TrainingFinished: ROLLING was asked for, and training is finished.
+            EngineUnavailable: ``timeout`` seconds passed.
+        """
+        return self._run(self._operations.wait_until([state] if isinstance(state, str) else state, timeout))
+
+    # ── episodes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin_episode(
+        self,
+        discard_episode_timeout: float = 240,
+        episode_type: str = "train",
+        task: Task | None = None,
+        throttle_policy: Any = None,
+    ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
+        """Ask for an episode and wait until it is granted.
+
+        Args:
+            discard_episode_timeout: seconds without a sign of life after which the server ends the episode. This
+                client shows life by itself while its process runs.
+            episode_type: ``train``, or ``eval``, which is never trained.
+            task: the task, where it is known already.
+            throttle_policy: not needed here: groups form by task on the server. Anything but None is refused.
+
+        Returns:
+            The episode's id, and the endpoint that its agents call.
+
+        Raises:
+            TrainingFinished: no further training episode is granted. Uncaught, it ends the script with exit code 0.
+            EngineFailed, EngineUnavailable, ServerUnreachable: there is no engine to play with.
+        """
+        if throttle_policy is not None:
+            raise ConfigError("throttle_policy is not supported: the server groups by task and bounds episodes itself.")
+        scope = current_scope.get()
+        if scope is not None and scope.closed is not None:
+            raise EpisodeGone(f"This worker may begin no episode any more: {scope.closed}.")
+        try:
+            episode, api = self._run(self._operations.begin(discard_episode_timeout, episode_type, task))
+        except TrainingFinished as err:
+            if scope is not None:
+                scope.finished = True
+            raise StopTraining(err.message) from None
+        if scope is not None:
+            refused = scope.adopt(episode, self._aborter(episode), is_eval=episode_type == "eval")
+            if refused is not None:
+                self.abort_episode(episode, reason=refused)
+                raise EpisodeGone(f"This worker may begin no episode any more: {refused}.")
+        return episode, api
+
+    def end_episode(
+        self, task: Task, episode_uuid: str, workflow_output: WorkflowOutput, declare_client_active: bool = True
+    ) -> None:
+        """Report what the episode came to. The answer means that it is on the server's disk.
+
+        A lost reply, a restarting server and a full disk are waited for; the report is never counted twice.
+        ``declare_client_active`` is kept for scripts that pass it.
+
+        Raises:
+            EpisodeGone: the lease had ended (expired, aborted); the message says why. Nothing is trained.
+            IncompleteReward: a reward dict that misses a recorded agent or tag. The episode stays open.
+            InvalidRequest: no task id, no reward, or values that are not JSON.
+        """
+        try:
+            self._run(self._operations.end(task, episode_uuid, workflow_output))
+        except EpisodeGone:
+            self._release(episode_uuid)
+            raise
+        self._release(episode_uuid)
+
+    def abort_episode(self, episode_uuid: str, reason: str = "aborted by the client") -> None:
+        """Give the episode back; it never becomes a reward. Repeats, and episodes that are gone, are fine.
+
+        Raises nothing where the server is away: the lease then ends by its silence.
+        """
+        self._release(episode_uuid)
+        self._run(self._operations.abort(episode_uuid, reason))
+
+    def can_continue_episode(self, episode_uuid: str) -> bool:
+        """Whether the episode's lease still lives."""
+        return self._run(self._operations.can_continue(episode_uuid))
+
+    def episode(
+        self, task: Task | None = None, discard_episode_timeout: float = 240, episode_type: str = "train"
+    ) -> Episode:
+        """``with client.episode(task) as episode:`` begins, and ends or aborts by itself; see :class:`Episode`."""
+        return Episode(self, task, discard_episode_timeout, episode_type)
+
+    # ── reads ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get_global_step(self) -> int:
+        """Weight updates so far."""
+        return int(self.get_status()["step"])
+
+    def get_rollout_stat(self) -> dict[str, Any]:
+        """State, step, how full the next batch is, open episodes, and what was dropped and why."""
+        return rollout_stat(self.get_status())
+
+    def print_rollout_stat(self) -> None:
+        """Print :meth:`get_rollout_stat` in a few lines."""
+        print(rollout_text(self.get_rollout_stat()), flush=True)
+
+    def get_episode_buffer(self) -> list[dict[str, Any]]:
+        """The open episodes of all clients, longest idle first."""
+        return self._run(self._operations.open_episodes())
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        """Abort what is open and close the connections. Happens by itself at the end of the process."""
+        self._finalizer()
+
+    def __enter__(self) -> SwarmClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _job_or(self, job: AgentJetJob | None) -> AgentJetJob:
+        chosen = job if job is not None else self._job
+        if chosen is None:
+            raise ConfigError("There is no job. Pass an AgentJetJob here, or to SwarmClient(agentjet_job=…).")
+        return chosen
+
+    def _release(self, episode: str) -> None:
+        scope = current_scope.get()
+        if scope is not None:
+            scope.release(episode)
+
+    def _aborter(self, episode: str) -> Any:
+        def abort(reason: str, budget_s: float) -> None:
+            abort_quietly(self._operations, self._transport, self._closed, episode, reason, budget_s)
+
+        return abort
+
+
+class Episode:
+    """One episode as a ``with`` block.
+
+    Leaving the block ends the episode where :meth:`end` was called or :attr:`output` was set, and aborts it otherwise:
+    with the exception as its reason where one left the block, which goes on.
+
+    Attributes:
+        episode_uuid: the episode's id.
+        api: the endpoint that its agents call.
+        output: set it instead of calling :meth:`end`.
+    """
+
+    episode_uuid: str
+    api: OpenaiBaseUrlAndApiKey
+
+    def __init__(self, client: SwarmClient, task: Task | None, timeout_s: float, episode_type: str) -> None:
+        self._client = client
+        self._arguments = (timeout_s, episode_type, task)
+        self._over = False
+        self.task = task
+        self.output: WorkflowOutput | None = None
+
+    def __enter__(self) -> Episode:
+        self.episode_uuid, self.api = self._client.begin_episode(*self._arguments)
+        return self
+
+    def end(self, output: WorkflowOutput, task: Task | None = None) -> None:
+        """End the episode now. ``task`` where none was given at the beginning."""
+        self._client.end_episode(task or self.task or Task(), self.episode_uuid, output)
+        self._over = True
+
+    def abort(self, reason: str = "aborted by the client") -> None:
+        """Abort the episode now."""
+        self._over = True
+        self._client.abort_episode(self.episode_uuid, reason)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._over:
+            return
+        if error is not None:
+            self.abort(abort_reason(error))
+        elif self.output is None:
+            self.abort("no output: the episode's block was left without one")
+        else:
+            try:
+                self.end(self.output)
+            except AjetError as refused:
+                if not isinstance(refused, EpisodeGone):
+                    self.abort(abort_reason(refused))
+                raise
+
+
+def abort_reason(error: BaseException) -> str:
+    """An exception as an abort's reason: counted by its class, shown with its message."""
+    return f"{type(error).__name__}: {error}"[:500]
+
+
+def abort_quietly(
+    operations: Operations,
+    transport: BlockingTransport,
+    closed: threading.Event,
+    episode: str,
+    reason: str,
+    budget_s: float,
+) -> None:
+    """Abort ``episode``; an error is a line, for there is nobody left to raise it to."""
+    try:
+        drive(operations.abort(episode, reason, budget_s), transport, closed)
+    except AjetError as err:
+        print(f"[ajet] episode {episode} could not be aborted: {err.message}", file=sys.stderr)
+
+
+def _beater(operations: Operations, transport: BlockingTransport, closed: threading.Event) -> Any:
+    def beat(episodes: list[str]) -> bool:
+        if not episodes:
+            return True
+        try:
+            drive(operations.heartbeat(episodes), transport, closed)
+        except (AjetError, ConnectionFault) as err:
+            operations.notice(f"heartbeat not answered ({err}); trying again")
+            return False
+        return True
+
+    return beat
+
+
+def _close(
+    operations: Operations,
+    heartbeat: HeartbeatThread,
+    closed: threading.Event,
+    transports: tuple[BlockingTransport, ...],
+) -> None:
+    heartbeat.stop()
+    deadline = time.monotonic() + EXIT_BUDGET_S
+    for episode in operations.leases.ids():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        abort_quietly(operations, transports[0], closed, episode, "client closed: the episode was still open", left)
+    closed.set()
+    for transport in transports:
+        transport.close()
+
+
+__all__ = ["Episode", "SwarmClient"]

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.unit.client.fake_swarm import FakeSwarm
+
+from ajet.client import SwarmClient
+
+
+@pytest.fixture
+def swarm() -> Iterator[FakeSwarm]:
+    server = FakeSwarm()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(swarm: FakeSwarm) -> Iterator[SwarmClient]:
+    with SwarmClient(swarm.url, verbose=False, retry_budget_s=20) as client:
+        yield client

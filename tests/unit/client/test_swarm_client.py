@@ -1,0 +1,395 @@
+"""Claims about the blocking client, each against a server that misbehaves."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.unit.client.fake_swarm import FakeSwarm
+
+from ajet.client import StopTraining, SwarmClient
+from ajet.copilot.job import AgentJetJob
+from ajet.schema.errors import (
+    ConfigError,
+    DiskRefused,
+    EngineFailed,
+    EngineUnavailable,
+    EpisodeGone,
+    InvalidKey,
+    InvalidRequest,
+    JobConflict,
+    ServerUnreachable,
+    TrainingFinished,
+)
+from ajet.schema.task import Task, WorkflowOutput
+
+TASK = Task(task_id="t1")
+WON = WorkflowOutput(reward=1.0)
+
+
+def test_an_episode_is_begun_and_ended(swarm: FakeSwarm, client: SwarmClient) -> None:
+    episode, api = client.begin_episode(task=TASK)
+    assert swarm.granted[episode]["task_id"] == "t1"
+    assert client.can_continue_episode(episode)
+    client.end_episode(TASK, episode, WON)
+    assert swarm.ended[episode]["output"]["reward"] == 1.0
+    assert not client.can_continue_episode(episode)
+    assert api.episode_uuid == episode
+
+
+def test_base_url_is_the_address_that_the_client_uses(swarm: FakeSwarm, client: SwarmClient) -> None:
+    _, api = client.begin_episode()
+    assert api.base_url == f"{swarm.url}/v1"
+
+
+@pytest.mark.parametrize("fault", ["cut", "lost", "half", 503, 507, 429, 502])
+def test_a_begin_whose_reply_is_lost_leaks_no_lease(swarm: FakeSwarm, client: SwarmClient, fault: object) -> None:
+    swarm.faults["POST /swarm/v1/episodes"] = [fault, fault]
+    episode, _ = client.begin_episode()
+    assert swarm.open == {episode}
+
+
+@pytest.mark.parametrize("fault", ["cut", "lost", "half", 503, 507, 429])
+def test_an_end_whose_reply_is_lost_counts_once(swarm: FakeSwarm, client: SwarmClient, fault: object) -> None:
+    episode, _ = client.begin_episode()
+    swarm.faults[f"POST /swarm/v1/episodes/{episode}/end"] = [fault, fault, fault]
+    client.end_episode(TASK, episode, WON)
+    assert list(swarm.ended) == [episode]
+
+
+def test_two_begins_of_one_client_are_two_episodes(swarm: FakeSwarm, client: SwarmClient) -> None:
+    assert client.begin_episode()[0] != client.begin_episode()[0]
+
+
+def test_retry_after_is_honoured(swarm: FakeSwarm, client: SwarmClient) -> None:
+    swarm.retry_after = "0.4"
+    swarm.faults["GET /swarm/v1/status"] = [429]
+    started = time.monotonic()
+    client.get_status()
+    assert time.monotonic() - started >= 0.4
+
+
+def test_no_server_within_the_budget_is_a_named_error_that_says_where() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    client = SwarmClient(url, verbose=False, retry_budget_s=0.3)
+    started = time.monotonic()
+    with pytest.raises(ServerUnreachable, match=url):
+        client.get_status()
+    assert 0.3 <= time.monotonic() - started < 3
+
+
+def test_a_zero_budget_asks_once(swarm: FakeSwarm) -> None:
+    swarm.faults["GET /swarm/v1/status"] = [503]
+    with pytest.raises(ServerUnreachable, match="told to"):
+        SwarmClient(swarm.url, verbose=False, retry_budget_s=0).get_status()
+    assert swarm.requests == ["GET /swarm/v1/status"]
+
+
+def test_a_full_disk_that_outlives_the_budget_is_the_cause(swarm: FakeSwarm) -> None:
+    client = SwarmClient(swarm.url, verbose=False, retry_budget_s=0.2)
+    episode, _ = client.begin_episode()
+    swarm.faults["POST /swarm/v1/episodes/"] = [507] * 100
+    with pytest.raises(ServerUnreachable) as caught:
+        client.end_episode(TASK, episode, WON)
+    assert isinstance(caught.value.__cause__, DiskRefused)
+
+
+def test_a_server_that_comes_back_is_waited_for_and_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    first = FakeSwarm()
+    port = first.http.server_address[1]
+    first.close()
+    back: list[FakeSwarm] = []
+    timer = threading.Timer(1.5, lambda: back.append(FakeSwarm(port)))
+    timer.start()
+    client = SwarmClient(first.url, retry_budget_s=20)
+    assert client.get_engine_status() == "ROLLING"
+    timer.join()
+    back[0].close()
+    assert "waiting for http://127.0.0.1" in capsys.readouterr().err
+
+
+def test_begin_waits_on_the_server_for_capacity(swarm: FakeSwarm, client: SwarmClient) -> None:
+    swarm.capacity = 1
+    first, _ = client.begin_episode()
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(client.begin_episode)
+        swarm.until(lambda: swarm.requests.count("POST /swarm/v1/episodes") >= 3)
+        assert not second.done()
+        client.abort_episode(first)
+        assert second.result(10)[0] in swarm.open
+    begins = [answer for answer in swarm.granted.values()]
+    assert len({begin["request_id"] for begin in begins}) == 2, "a waiting begin keeps its request id"
+
+
+def test_training_finished_is_raised_and_ends_a_script_with_code_0(swarm: FakeSwarm, client: SwarmClient) -> None:
+    swarm.state = "FINISHED"
+    with pytest.raises(TrainingFinished) as caught:
+        client.begin_episode()
+    assert isinstance(caught.value, StopTraining)
+    script = f"""
+from ajet import SwarmClient
+client = SwarmClient({swarm.url!r})
+while True:
+    client.begin_episode()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_eval_episodes_are_granted_after_training(swarm: FakeSwarm, client: SwarmClient) -> None:
+    swarm.state = "FINISHED"
+    episode, _ = client.begin_episode(episode_type="eval")
+    assert swarm.granted[episode]["kind"] == "eval"
+
+
+def test_an_engine_that_stays_offline_ends_a_begin_within_the_budget(swarm: FakeSwarm) -> None:
+    swarm.state = "OFFLINE"
+    with pytest.raises(EngineUnavailable, match="OFFLINE"):
+        SwarmClient(swarm.url, verbose=False, retry_budget_s=0.2).begin_episode()
+
+
+def test_a_failed_engine_is_named_with_its_cause(swarm: FakeSwarm, client: SwarmClient) -> None:
+    swarm.set_state("FAILED", "the GPU fell off")
+    with pytest.raises(EngineFailed, match="the GPU fell off"):
+        client.begin_episode()
+    with pytest.raises(EngineFailed, match=r"the GPU fell off.*force_restart"):
+        client.auto_sync_train_config_and_start_engine(AgentJetJob())
+    with pytest.raises(EngineFailed, match="the GPU fell off"):
+        client.wait_until("ROLLING", timeout=5)
+
+
+def test_auto_sync_starts_an_engine_and_joins_a_running_one(swarm: FakeSwarm, client: SwarmClient) -> None:
+    swarm.state = "OFFLINE"
+    job = AgentJetJob(num_repeat=3)
+    client.auto_sync_train_config_and_start_engine(job)
+    assert swarm.state == "ROLLING"
+    assert swarm.job is not None
+    assert swarm.job["rollout"]["num_repeat"] == 3
+    client.auto_sync_train_config_and_start_engine(job)
+    assert any("ROLLING" in query.get("wait_state", "") for query in swarm.status_queries), "it waits on the server"
+
+
+def test_another_job_is_a_conflict_that_lists_the_difference(swarm: FakeSwarm, client: SwarmClient) -> None:
+    swarm.state = "OFFLINE"
+    client.auto_sync_train_config_and_start_engine(AgentJetJob(num_repeat=3))
+    with pytest.raises(JobConflict, match=r"rollout\.num_repeat: 3 runs, 5 asked for"):
+        client.auto_sync_train_config_and_start_engine(AgentJetJob(num_repeat=5))
+    client.auto_sync_train_config_and_start_engine(AgentJetJob(num_repeat=5), force_restart=True)
+    assert swarm.job is not None
+    assert swarm.job["rollout"]["num_repeat"] == 5
+
+
+def test_wait_until_returns_when_the_state_comes_and_times_out_otherwise(swarm: FakeSwarm, client: SwarmClient) -> None:
+    swarm.state = "BOOTING"
+    with pytest.raises(EngineUnavailable, match="still BOOTING"):
+        client.wait_until("ROLLING", timeout=0.1)
+    threading.Timer(0.1, swarm.set_state, ["ROLLING"]).start()
+    started = time.monotonic()
+    assert client.wait_until("ROLLING", timeout=5) == "ROLLING"
+    assert time.monotonic() - started < 2
+
+
+def test_late_end_is_refused_with_the_reason(swarm: FakeSwarm, client: SwarmClient) -> None:
+    episode, _ = client.begin_episode()
+    with swarm.lock:
+        swarm.open.discard(episode)
+        swarm.gone[episode] = "expired after 240 s of silence"
+    with pytest.raises(EpisodeGone, match="expired after 240 s"):
+        client.end_episode(TASK, episode, WON)
+
+
+def test_abort_is_idempotent_and_never_raises_for_an_absent_server(swarm: FakeSwarm) -> None:
+    client = SwarmClient(swarm.url, verbose=False, retry_budget_s=0.1)
+    episode, _ = client.begin_episode()
+    client.abort_episode(episode, "first")
+    client.abort_episode(episode, "second")
+    assert swarm.aborted == {episode: "first"}
+    other, _ = client.begin_episode()
+    swarm.faults["POST /swarm/v1/episodes/"] = ["cut"] * 100
+    client.abort_episode(other)
+
+
+def test_an_end_without_task_id_or_reward_is_refused_before_it_is_sent(swarm: FakeSwarm, client: SwarmClient) -> None:
+    episode, _ = client.begin_episode()
+    with pytest.raises(InvalidRequest, match="task_id"):
+        client.end_episode(Task(), episode, WON)
+    with pytest.raises(InvalidRequest, match="reward"):
+        client.end_episode(TASK, episode, WorkflowOutput())
+    with pytest.raises(InvalidRequest, match="JSON"):
+        client.end_episode(TASK, episode, WorkflowOutput(reward=1, metadata={"x": object()}))
+    assert episode in swarm.open
+
+
+def test_a_wrong_timeout_or_type_is_refused_by_name(client: SwarmClient) -> None:
+    with pytest.raises(InvalidRequest, match="discard_episode_timeout"):
+        client.begin_episode(discard_episode_timeout=-1)
+    with pytest.raises(InvalidRequest, match="kind"):
+        client.begin_episode(episode_type="test")
+
+
+# ── the context manager ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_with_block_ends_by_output_or_by_end(swarm: FakeSwarm, client: SwarmClient) -> None:
+    with client.episode(TASK) as episode:
+        episode.output = WON
+    with client.episode(TASK) as other:
+        other.end(WON)
+    assert set(swarm.ended) == {episode.episode_uuid, other.episode_uuid}
+
+
+def test_the_with_block_aborts_on_an_exception_and_lets_it_through(swarm: FakeSwarm, client: SwarmClient) -> None:
+    with pytest.raises(ValueError, match="broken"), client.episode(TASK) as episode:
+        raise ValueError("broken")
+    assert swarm.aborted[episode.episode_uuid] == "ValueError: broken"
+
+
+def test_the_with_block_aborts_without_output(swarm: FakeSwarm, client: SwarmClient) -> None:
+    with client.episode(TASK) as episode:
+        pass
+    assert "no output" in swarm.aborted[episode.episode_uuid]
+
+
+def test_the_with_block_aborts_when_the_output_is_refused(swarm: FakeSwarm, client: SwarmClient) -> None:
+    with pytest.raises(InvalidRequest), client.episode(Task()) as episode:
+        episode.output = WON
+    assert episode.episode_uuid in swarm.aborted
+
+
+# ── heartbeats, threads, life ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_heartbeats_cover_all_open_episodes_at_a_third_of_the_smallest_timeout(
+    swarm: FakeSwarm, client: SwarmClient
+) -> None:
+    slow, _ = client.begin_episode(discard_episode_timeout=100)
+    quick, _ = client.begin_episode(discard_episode_timeout=0.6)
+    swarm.until(lambda: len(swarm.beats) >= 4)
+    times = [when for when, _ in swarm.beats]
+    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    assert max(gaps) < 0.6
+    assert min(gaps) > 0.1
+    assert all(set(episodes) == {slow, quick} for _, episodes in swarm.beats)
+    client.abort_episode(quick)
+    client.abort_episode(slow)
+
+
+def test_heartbeats_go_on_after_the_server_was_away(swarm: FakeSwarm, client: SwarmClient) -> None:
+    swarm.faults["POST /swarm/v1/heartbeat"] = ["cut", 503, "half"]
+    client.begin_episode(discard_episode_timeout=0.3)
+    swarm.until(lambda: len(swarm.beats) >= 3)
+
+
+def test_a_lease_that_the_heartbeat_finds_gone_cannot_continue(swarm: FakeSwarm, client: SwarmClient) -> None:
+    episode, _ = client.begin_episode(discard_episode_timeout=0.3)
+    with swarm.lock:
+        swarm.open.discard(episode)
+        swarm.gone[episode] = "expired"
+    swarm.until(lambda: any(episode in episodes for _, episodes in swarm.beats))
+    assert not client.can_continue_episode(episode)
+
+
+def test_64_threads_share_one_client_and_keep_their_connections(swarm: FakeSwarm, client: SwarmClient) -> None:
+    def play(n: int) -> str:
+        episode, _ = client.begin_episode(task=TASK)
+        client.end_episode(TASK, episode, WON)
+        return episode
+
+    with ThreadPoolExecutor(64) as pool:
+        episodes = list(pool.map(play, range(512)))
+    assert len(set(episodes)) == 512
+    assert set(swarm.ended) == set(episodes)
+    assert swarm.connections <= 70, "connections are kept alive"
+
+
+def test_closing_the_client_gives_open_episodes_back(swarm: FakeSwarm) -> None:
+    with SwarmClient(swarm.url, verbose=False) as client:
+        episode, _ = client.begin_episode()
+    assert "client closed" in swarm.aborted[episode]
+
+
+def test_a_script_that_ends_by_an_exception_gives_its_episode_back(swarm: FakeSwarm) -> None:
+    script = f"from ajet import SwarmClient; SwarmClient({swarm.url!r}).begin_episode(); c = SwarmClient({swarm.url!r}); c.begin_episode(); 1/0"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert len(swarm.aborted) == 2
+
+
+def test_a_client_that_is_garbage_gives_its_episodes_back(swarm: FakeSwarm) -> None:
+    client = SwarmClient(swarm.url, verbose=False)
+    episode, _ = client.begin_episode()
+    del client
+    gc.collect()
+    assert episode in swarm.aborted
+
+
+# ── keys and weight ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_key_comes_from_the_environment_and_shows_nowhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = "secret-key-123"
+    monkeypatch.setenv("AJET_SWARM_KEY", secret)
+    server = FakeSwarm(key=secret)
+    client = SwarmClient(server.url, retry_budget_s=0.1)
+    client.get_status()
+    _, api = client.begin_episode()
+    with pytest.raises(InvalidKey) as caught:
+        SwarmClient(server.url, api_key="wrong-key-456").get_status()
+    server.close()
+    server.faults["GET"] = ["cut"] * 9
+    texts = [repr(client), repr(client.__dict__), str(client), str(caught.value), repr(caught.value), repr(api)]
+    assert all(secret not in text and "wrong-key-456" not in text and api.api_key not in text for text in texts)
+    printed = capsys.readouterr()
+    assert secret not in printed.err + printed.out
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:10086", "ftp://host", "http://", "http://user:password@host", "http://host?key=1"]
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SwarmClient(url)
+    assert "password@" not in str(caught.value)
+
+
+def test_importing_the_client_is_light() -> None:
+    script = """
+import sys, time
+started = time.perf_counter()
+import ajet.client
+seconds = time.perf_counter() - started
+heavy = {m.split('.')[0] for m in sys.modules} & {'torch', 'fastapi', 'uvicorn', 'starlette', 'transformers', 'numpy', 'openai'}
+print(seconds, sorted(heavy))
+"""
+    runs = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(3)]
+    outputs = [run.stdout.split(maxsplit=1) for run in runs]
+    assert all(heavy.strip() == "[]" for _, heavy in outputs)
+    assert min(float(seconds) for seconds, _ in outputs) < 0.3
+
+
+def test_auto_start_refuses_an_address_of_another_machine() -> None:
+    with pytest.raises(ConfigError, match="on this machine"):
+        SwarmClient("http://swarm.example.org:10086", auto_start_swarm_server=True)
+
+
+def test_auto_start_uses_what_listens_already(swarm: FakeSwarm) -> None:
+    assert SwarmClient(swarm.url, verbose=False, auto_start_swarm_server=True).get_engine_status() == "ROLLING"
+
+
+def test_stats_read_as_text(client: SwarmClient, capsys: pytest.CaptureFixture[str]) -> None:
+    episode, _ = client.begin_episode()
+    client.print_rollout_stat()
+    assert "ROLLING" in capsys.readouterr().out
+    assert client.get_rollout_stat()["state"] == "ROLLING"
+    assert client.get_global_step() == 0
+    assert [entry["episode_id"] for entry in client.get_episode_buffer()] == [episode]
