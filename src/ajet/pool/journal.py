@@ -1,0 +1,486 @@
+"""The durable log of one experiment: SQLite in WAL mode, one writer thread, group commit.
+
+Promises:
+
+- What :meth:`Journal.append` has resolved is on disk: it survives ``kill -9``, and with ``sync="full"`` a power loss.
+- One append is one atom: all of its records are kept, or none.
+- Where the disk refuses (full, failing, read-only) the append raises :class:`DiskRefused`, nothing of it is kept,
+  what was there before stays whole, and later appends work again as soon as the disk does.
+- Appends become durable in the order in which they were made.
+
+Used from one event loop. Reads are in :mod:`ajet.pool.journal_read`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgpack
+import orjson
+
+from ajet.pool.records import (
+    BatchFormed,
+    CallRecorded,
+    Counted,
+    Done,
+    Dropped,
+    JobSet,
+    LeaseOpened,
+    MetaSet,
+    Record,
+    StepDone,
+    pack_call,
+)
+from ajet.schema.errors import AjetError, ConfigError, DiskRefused
+
+log = logging.getLogger("ajet.journal")
+
+SCHEMA_VERSION = 1
+RESERVE_BYTES = 1 << 20
+GROUP_LIMIT = 4096
+PROBE_S = 0.5
+COMPACT_ROWS = 2000
+NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "gpfs", "fuse.sshfs", "beegfs", "glusterfs"}
+
+_SCHEMA = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE tally(name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE job(id INTEGER PRIMARY KEY, created REAL NOT NULL, tree BLOB NOT NULL);
+CREATE TABLE lease(n INTEGER PRIMARY KEY, episode TEXT NOT NULL UNIQUE, client TEXT NOT NULL, request TEXT NOT NULL,
+  kind TEXT NOT NULL, task TEXT, timeout_s REAL NOT NULL, created REAL NOT NULL, version INTEGER NOT NULL);
+CREATE TABLE call(k INTEGER PRIMARY KEY, n INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE INDEX call_n ON call(n);
+CREATE TABLE done(seq INTEGER PRIMARY KEY, n INTEGER NOT NULL UNIQUE, request TEXT NOT NULL, how TEXT NOT NULL,
+  fate TEXT NOT NULL, reason TEXT NOT NULL, created REAL NOT NULL, body BLOB NOT NULL);
+CREATE TABLE batch(step INTEGER PRIMARY KEY, num_repeat INTEGER NOT NULL, min_version INTEGER NOT NULL,
+  created REAL NOT NULL);
+CREATE TABLE member(n INTEGER PRIMARY KEY, step INTEGER NOT NULL, place INTEGER NOT NULL);
+CREATE INDEX member_step ON member(step);
+CREATE TABLE dropped(n INTEGER PRIMARY KEY, reason TEXT NOT NULL);
+CREATE TABLE step(step INTEGER PRIMARY KEY, digest TEXT NOT NULL, created REAL NOT NULL, metrics BLOB NOT NULL,
+  advantages BLOB NOT NULL);
+CREATE TABLE compacted(n INTEGER PRIMARY KEY);
+"""
+
+_INSERT_CALL = "INSERT INTO call(n, body) VALUES(?, ?)"
+
+
+def _write(db: sqlite3.Connection, record: Record) -> None:
+    if isinstance(record, CallRecorded):
+        db.execute(_INSERT_CALL, (record.n, pack_call(record.call)))
+    elif isinstance(record, Done):
+        db.execute(
+            "INSERT INTO done(n, request, how, fate, reason, created, body) VALUES(?,?,?,?,?,?,?)",
+            (record.n, record.request, record.how, record.fate, record.reason, record.created, msgpack.packb(record.body)),
+        )
+    elif isinstance(record, LeaseOpened):
+        db.execute(
+            "INSERT INTO lease VALUES(?,?,?,?,?,?,?,?,?)",
+            (
+                record.n,
+                record.episode,
+                record.client,
+                record.request,
+                record.kind,
+                record.task,
+                record.timeout_s,
+                record.created,
+                record.version,
+            ),
+        )
+    elif isinstance(record, Counted):
+        db.execute(
+            "INSERT INTO tally VALUES(?, ?) ON CONFLICT(name) DO UPDATE SET n = n + excluded.n", (record.name, record.by)
+        )
+    elif isinstance(record, Dropped):
+        db.execute("INSERT INTO dropped VALUES(?, ?)", (record.n, record.reason))
+    elif isinstance(record, BatchFormed):
+        db.execute(
+            "INSERT INTO batch VALUES(?,?,?,?)", (record.step, record.num_repeat, record.min_version, record.created)
+        )
+        db.executemany(
+            "INSERT INTO member VALUES(?,?,?)", [(n, record.step, i) for i, (n, _) in enumerate(record.members)]
+        )
+    elif isinstance(record, StepDone):
+        db.execute(
+            "INSERT INTO step VALUES(?,?,?,?,?)",
+            (
+                record.step,
+                record.digest,
+                record.created,
+                orjson.dumps(record.metrics),
+                msgpack.packb(record.advantages),
+            ),
+        )
+    elif isinstance(record, JobSet):
+        db.execute("INSERT INTO job(created, tree) VALUES(?, ?)", (record.created, orjson.dumps(record.tree)))
+    else:
+        db.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (record.key, record.value))
+
+
+@dataclass
+class _Append:
+    records: tuple[Record, ...]
+    done: asyncio.Future[None] | None
+
+
+@dataclass
+class _Control:
+    run: Callable[[sqlite3.Connection], bool]
+    """Returns True while it has more to do; appends that wait go in between."""
+    done: asyncio.Future[None] | None
+
+
+class Journal:
+    """Writer of one experiment's journal.
+
+    Args:
+        path: the database file. Its folder must exist and must not be on a network file system.
+        sync: ``full`` or ``normal`` (see :class:`ajet.default_config.schema.JournalConfig`); ``off`` keeps nothing
+            safe and exists to measure what safety costs.
+        on_disk: called on the event loop with (ok, error) whenever the disk starts or stops refusing.
+
+    Raises:
+        ConfigError: another process has it open, it is of a newer version, or it lies on a network file system.
+        DiskRefused: the file cannot be created.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        sync: Literal["full", "normal", "off"] = "full",
+        on_disk: Callable[[bool, str | None], None] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._sync = sync
+        self._on_disk = on_disk
+        _refuse_network_filesystem(self.path.parent)
+        self._lock_file = _lock(self.path.with_suffix(".lock"))
+        self._reserve = self.path.with_suffix(".reserve")
+        self.disk_error: str | None = None
+        self.commits = 0
+        self.records = 0
+        self._queue: queue.SimpleQueue[_Append | _Control | None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writable: asyncio.Event | None = None
+        try:
+            self._db = self._open()
+        except sqlite3.Error as err:
+            self._lock_file.close()
+            raise DiskRefused(f"The journal {self.path} cannot be opened: {err}") from err
+        with contextlib.suppress(OSError):
+            self._fill_reserve()
+        self._thread = threading.Thread(target=self._run, name="ajet-journal", daemon=True)
+        self._thread.start()
+
+    # ── called on the event loop ─────────────────────────────────────────────────────────────────────────────────
+
+    def append(self, *records: Record) -> asyncio.Future[None]:
+        """Write ``records`` as one atom. The future resolves when they are durable.
+
+        Raises (through the future):
+            DiskRefused: nothing was written; the same append may be tried again later.
+        """
+        loop = self._bind()
+        future: asyncio.Future[None] = loop.create_future()
+        self._queue.put(_Append(records, future))
+        return future
+
+    async def writable(self) -> None:
+        """Return when the disk takes writes (at once while it does)."""
+        self._bind()
+        assert self._writable is not None
+        await self._writable.wait()
+
+    def compact(self, step: int) -> asyncio.Future[None]:
+        """Remove the calls of episodes trained up to ``step``, and of those that will never be trained.
+
+        Call it only with a step whose weights a verified checkpoint holds. Runs in slices between appends.
+        """
+        loop = self._bind()
+        future: asyncio.Future[None] = loop.create_future()
+        self._queue.put(_Control(lambda db: _compact_slice(db, step), future))
+        return future
+
+    async def execute(self, run: Callable[[sqlite3.Connection], None]) -> None:
+        """Run ``run`` on the writer's connection, outside any transaction (maintenance and fault injection)."""
+        future: asyncio.Future[None] = self._bind().create_future()
+        self._queue.put(_Control(lambda db: bool(run(db)), future))
+        await future
+
+    def close(self) -> None:
+        """Write what waits, and close. Blocks."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+        self._db.close()
+        self._lock_file.close()
+
+    def size_bytes(self) -> int:
+        """Bytes on disk, write-ahead log included."""
+        total = 0
+        for path in (self.path, Path(f"{self.path}-wal")):
+            with contextlib.suppress(OSError):
+                total += path.stat().st_size
+        return total
+
+    def _bind(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._writable = asyncio.Event()
+            if self.disk_error is None:
+                self._writable.set()
+        return self._loop
+
+    # ── the writer thread ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _open(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, cached_statements=64)
+        db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute(f"PRAGMA synchronous={ {'full': 'FULL', 'normal': 'NORMAL', 'off': 'OFF'}[self._sync] }")
+        db.execute("PRAGMA busy_timeout=5000")
+        db.execute("PRAGMA wal_autocheckpoint=4000")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise ConfigError(
+                f"The journal {self.path} was written by a newer AgentJet (schema {version}, this one reads "
+                f"{SCHEMA_VERSION}). Upgrade AgentJet, or choose another experiment_name."
+            )
+        if version == 0:
+            db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        return db
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            try:
+                item = self._queue.get(timeout=PROBE_S if self.disk_error else None)
+            except queue.Empty:
+                self._probe()
+                continue
+            group: list[_Append] = []
+            control: _Control | None = None
+            while True:
+                if item is None:
+                    stopping = True
+                elif isinstance(item, _Control):
+                    control = item
+                else:
+                    group.append(item)
+                if stopping or control is not None or len(group) >= GROUP_LIMIT:
+                    break
+                try:
+                    item = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            if group:
+                self._commit(group)
+            if control is not None:
+                self._control(control, stopping)
+
+    def _commit(self, group: list[_Append]) -> None:
+        error: AjetError | None = None
+        results: list[tuple[asyncio.Future[None] | None, BaseException | None]] = []
+        try:
+            self._transaction([record for item in group for record in item.records])
+            self.records += sum(len(item.records) for item in group)
+        except (sqlite3.IntegrityError, ValueError, TypeError, OverflowError) as err:
+            # One append of the group is at fault: find it, and keep the others.
+            if len(group) > 1:
+                for item in group:
+                    self._commit([item])
+                return
+            results.append((group[0].done, err))
+        except sqlite3.Error as err:
+            error = DiskRefused(
+                f"The disk under {self.path.parent} refuses writes ({err}). Nothing was recorded; free some space and "
+                "send the request again."
+            )
+            error.retry_after = 1.0
+            self._refused(str(err))
+        self.commits += 1
+        if not results:
+            results = [(item.done, error) for item in group]
+        if error is None and self.disk_error is not None:
+            self._probe()
+        self._resolve(results)
+
+    def _transaction(self, records: list[Record]) -> None:
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            if all(type(record) is CallRecorded for record in records):
+                db.executemany(_INSERT_CALL, [(r.n, pack_call(r.call)) for r in records])  # type: ignore[union-attr]
+            else:
+                for record in records:
+                    _write(db, record)
+            db.execute("COMMIT")
+        except BaseException:
+            try:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+            except sqlite3.Error:
+                # After a failed fsync nothing that is cached can be trusted: read the file anew.
+                self._reopen()
+            raise
+
+    def _reopen(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+        try:
+            self._db = self._open()
+        except sqlite3.Error as err:
+            log.error("journal cannot be reopened: %s", err)
+
+    def _control(self, control: _Control, stopping: bool) -> None:
+        error: BaseException | None = None
+        more = False
+        try:
+            more = control.run(self._db)
+        except Exception as err:
+            error = err
+            with contextlib.suppress(sqlite3.Error):
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+        if more and not stopping:
+            self._queue.put(control)
+        else:
+            self._resolve([(control.done, error)])
+
+    def _resolve(self, results: list[tuple[asyncio.Future[None] | None, BaseException | None]]) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(_settle, results)
+
+    # ── the disk's weather ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _refused(self, error: str) -> None:
+        if self.disk_error is None:
+            # Room for the words that say so.
+            self._reserve.unlink(missing_ok=True)
+            log.error("the disk under %s refuses writes: %s", self.path.parent, error)
+            self._tell(False, error)
+        self.disk_error = error
+
+    def _probe(self) -> None:
+        """Whether the disk takes writes again; if so, say it."""
+        try:
+            self._transaction([MetaSet("probe", "1")])
+            self._fill_reserve()
+        except (sqlite3.Error, OSError) as err:
+            self.disk_error = str(err)
+            return
+        log.warning("the disk under %s takes writes again", self.path.parent)
+        self.disk_error = None
+        self._tell(True, None)
+
+    def _fill_reserve(self) -> None:
+        if self._reserve.exists() and self._reserve.stat().st_size >= RESERVE_BYTES:
+            return
+        try:
+            with self._reserve.open("wb") as file:
+                file.write(b"\0" * RESERVE_BYTES)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            self._reserve.unlink(missing_ok=True)
+            raise
+
+    def _tell(self, ok: bool, error: str | None) -> None:
+        if self._loop is None or self._loop.is_closed():
+            return
+
+        def tell() -> None:
+            assert self._writable is not None
+            if ok:
+                self._writable.set()
+            else:
+                self._writable.clear()
+            if self._on_disk is not None:
+                self._on_disk(ok, error)
+
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(tell)
+
+
+def _settle(results: list[tuple[asyncio.Future[None] | None, BaseException | None]]) -> None:
+    for future, error in results:
+        if future is None or future.done():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+
+def _compact_slice(db: sqlite3.Connection, step: int) -> bool:
+    """Remove one slice of needless calls. True while there is more."""
+    db.execute("BEGIN IMMEDIATE")
+    rows = db.execute(
+        """SELECT n FROM (
+             SELECT n FROM member WHERE step <= :step
+             UNION ALL SELECT n FROM dropped
+             UNION ALL SELECT n FROM done WHERE fate != 'pooled')
+           WHERE n NOT IN (SELECT n FROM compacted) LIMIT :limit""",
+        {"step": step, "limit": COMPACT_ROWS // 10},
+    ).fetchall()
+    db.executemany("DELETE FROM call WHERE n = ?", rows)
+    db.executemany("INSERT INTO compacted VALUES(?)", rows)
+    db.execute("COMMIT")
+    if rows:
+        return True
+    db.execute("PRAGMA incremental_vacuum").fetchall()
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return False
+
+
+def _lock(path: Path) -> Any:
+    try:
+        file = path.open("a")
+    except OSError as err:
+        raise DiskRefused(f"The journal's folder {path.parent} cannot be written: {err}") from err
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as err:
+        file.close()
+        raise ConfigError(
+            f"Another server has the journal in {path.parent} open. Stop it, or choose another experiment_name or --exp-dir."
+        ) from err
+    return file
+
+
+def _refuse_network_filesystem(folder: Path) -> None:
+    """SQLite's write-ahead log needs shared memory that network file systems do not give."""
+    try:
+        mounts = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return
+    where = str(folder.resolve())
+    best, kind = "", ""
+    for line in mounts:
+        parts = line.split()
+        if len(parts) < 3:
+            continue
+        point = parts[1].replace("\\040", " ")
+        if (where == point or where.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, parts[2]
+    if kind in NETWORK_FILESYSTEMS:
+        raise ConfigError(
+            f"The journal's folder {folder} lies on a network file system ({kind} at {best}), where SQLite's log is not "
+            "safe. Set journal.dir to a local folder; checkpoints may stay on the shared disk.",
+            param="journal.dir",
+        )

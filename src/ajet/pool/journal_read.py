@@ -1,0 +1,207 @@
+"""Reading a journal: what a restart needs, what a step trains, what one episode was.
+
+Every function opens its own read-only connection, so it may run in any thread beside the writer. Rows for training
+are always built from here, never from memory: a re-applied batch is by construction the batch that was trained.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import orjson
+
+from ajet.pool.records import BatchFormed, Done, LeaseOpened, StepDone, unpack_call
+from ajet.trajectory.calls import Call
+
+_LEASE = "l.n, l.episode, l.client, l.request, l.kind, l.task, l.timeout_s, l.created, l.version"
+_DONE = "d.n, l.episode, d.request, d.how, d.fate, d.reason, d.created, d.body"
+
+
+@dataclass(frozen=True)
+class OpenEpisode:
+    lease: LeaseOpened
+    calls: list[Call]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Everything a restarted server continues from.
+
+    Attributes:
+        open: leases without an end, with their calls in order.
+        pooled: finished train episodes in no batch and not dropped, in the order of their ends.
+        unfinished: the batch that was formed but whose step is not journaled.
+    """
+
+    job: dict[str, Any] | None
+    meta: dict[str, str]
+    tallies: dict[str, int]
+    next_n: int
+    step: int
+    digest: str | None
+    unfinished: BatchFormed | None
+    open: list[OpenEpisode] = field(default_factory=list)
+    pooled: list[tuple[LeaseOpened, Done]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BatchEpisode:
+    """One member of a batch with what its rows are built from."""
+
+    lease: LeaseOpened
+    done: Done
+    calls: list[Call]
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """All that is kept of one episode."""
+
+    lease: LeaseOpened
+    done: Done | None
+    calls: list[Call]
+    step: int | None
+    dropped: str | None
+    advantages: dict[str, float]
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A read-only connection."""
+    db = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+    db.execute("PRAGMA busy_timeout=5000")
+    return db
+
+
+def _done(row: tuple[Any, ...]) -> Done:
+    return Done(*row[:7], body=msgpack.unpackb(row[7]))
+
+
+def _calls(db: sqlite3.Connection, n: int) -> list[Call]:
+    return [unpack_call(blob) for (blob,) in db.execute("SELECT body FROM call WHERE n = ? ORDER BY k", (n,))]
+
+
+def restore(path: Path) -> Restored:
+    """What a restarted server continues from."""
+    with closing(connect(path)) as db:
+        db.execute("BEGIN")
+        job = db.execute("SELECT tree FROM job ORDER BY id DESC LIMIT 1").fetchone()
+        last = db.execute("SELECT step, digest FROM step ORDER BY step DESC LIMIT 1").fetchone()
+        step, digest = last or (0, None)
+        batches = [_batch(db, row) for row in db.execute("SELECT * FROM batch WHERE step > ? ORDER BY step", (step,))]
+        leases = [
+            LeaseOpened(*row)
+            for row in db.execute(f"SELECT {_LEASE} FROM lease l LEFT JOIN done d USING(n) WHERE d.n IS NULL ORDER BY l.n")
+        ]
+        pooled = [
+            (LeaseOpened(*row[:9]), _done(row[9:]))
+            for row in db.execute(
+                f"""SELECT {_LEASE}, {_DONE} FROM done d JOIN lease l USING(n)
+                    LEFT JOIN member m ON m.n = d.n LEFT JOIN dropped x ON x.n = d.n
+                    WHERE d.fate = 'pooled' AND m.n IS NULL AND x.n IS NULL ORDER BY d.seq"""
+            )
+        ]
+        return Restored(
+            job=orjson.loads(job[0]) if job else None,
+            meta=dict(db.execute("SELECT key, value FROM meta")),
+            tallies=dict(db.execute("SELECT name, n FROM tally")),
+            next_n=(db.execute("SELECT max(n) FROM lease").fetchone()[0] or 0) + 1,
+            step=step,
+            digest=digest,
+            unfinished=batches[0] if batches else None,
+            open=[OpenEpisode(lease, _calls(db, lease.n)) for lease in leases],
+            pooled=pooled,
+        )
+
+
+def _batch(db: sqlite3.Connection, row: tuple[Any, ...]) -> BatchFormed:
+    step, num_repeat, min_version, created = row
+    members = db.execute(
+        "SELECT m.n, l.episode FROM member m JOIN lease l USING(n) WHERE m.step = ? ORDER BY m.place", (step,)
+    ).fetchall()
+    return BatchFormed(step, num_repeat, min_version, tuple(members), created)
+
+
+def batches_after(path: Path, step: int) -> list[BatchFormed]:
+    """Batches of later steps, in order."""
+    with closing(connect(path)) as db:
+        return [_batch(db, row) for row in db.execute("SELECT * FROM batch WHERE step > ? ORDER BY step", (step,))]
+
+
+def batch_episodes(path: Path, batch: BatchFormed) -> list[BatchEpisode]:
+    """The members of a batch, in its order, with their calls."""
+    found: list[BatchEpisode] = []
+    with closing(connect(path)) as db:
+        db.execute("BEGIN")
+        for n, _ in batch.members:
+            row = db.execute(
+                f"SELECT {_LEASE}, {_DONE} FROM lease l JOIN done d USING(n) WHERE l.n = ?", (n,)
+            ).fetchone()
+            found.append(BatchEpisode(LeaseOpened(*row[:9]), _done(row[9:]), _calls(db, n)))
+    return found
+
+
+def compacted_calls_missing(path: Path, batch: BatchFormed) -> bool:
+    """Whether compaction removed calls that this batch needs."""
+    with closing(connect(path)) as db:
+        marks = ",".join("?" * len(batch.members))
+        query = f"SELECT 1 FROM compacted WHERE n IN ({marks}) LIMIT 1"
+        return db.execute(query, [n for n, _ in batch.members]).fetchone() is not None
+
+
+def steps(path: Path, since: int = 0) -> list[StepDone]:
+    """Journaled steps after ``since``, in order."""
+    with closing(connect(path)) as db:
+        return [
+            StepDone(step, digest, orjson.loads(metrics), msgpack.unpackb(advantages), created)
+            for step, digest, created, metrics, advantages in db.execute(
+                "SELECT step, digest, created, metrics, advantages FROM step WHERE step > ? ORDER BY step", (since,)
+            )
+        ]
+
+
+def step_digest(path: Path, step: int) -> str | None:
+    with closing(connect(path)) as db:
+        row = db.execute("SELECT digest FROM step WHERE step = ?", (step,)).fetchone()
+        return row[0] if row else None
+
+
+def episode(path: Path, episode_id: str) -> EpisodeRecord | None:
+    """All that is kept of one episode, or None."""
+    with closing(connect(path)) as db:
+        db.execute("BEGIN")
+        row = db.execute(f"SELECT {_LEASE} FROM lease l WHERE episode = ?", (episode_id,)).fetchone()
+        if row is None:
+            return None
+        lease = LeaseOpened(*row)
+        done = db.execute(f"SELECT {_DONE} FROM done d JOIN lease l USING(n) WHERE d.n = ?", (lease.n,)).fetchone()
+        member = db.execute("SELECT step FROM member WHERE n = ?", (lease.n,)).fetchone()
+        dropped = db.execute("SELECT reason FROM dropped WHERE n = ?", (lease.n,)).fetchone()
+        advantages: dict[str, float] = {}
+        if member:
+            step = db.execute("SELECT advantages FROM step WHERE step = ?", member).fetchone()
+            every = msgpack.unpackb(step[0]) if step else {}
+            advantages = {k.partition("/")[2]: v for k, v in every.items() if k.partition("/")[0] == episode_id}
+        return EpisodeRecord(
+            lease,
+            _done(done) if done else None,
+            _calls(db, lease.n),
+            member[0] if member else None,
+            dropped[0] if dropped else None,
+            advantages,
+        )
+
+
+def summary(path: Path) -> dict[str, Any]:
+    """Counts of everything, and whether SQLite finds the file whole."""
+    with closing(connect(path)) as db:
+        counts = {
+            table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            for table in ("job", "lease", "call", "done", "batch", "member", "dropped", "step")
+        }
+        check = db.execute("PRAGMA quick_check").fetchone()[0]
+        return {**counts, "check": check, "tally": dict(db.execute("SELECT name, n FROM tally"))}

@@ -1,0 +1,382 @@
+"""One chat call: wait for the engine, render, sample, record, answer.
+
+Promises: a reply is answered (a stream: finished) only after its call is durable in the journal; a call whose client
+went away, or whose episode ended meanwhile, is cancelled and not recorded; a backbone that dies under a call that has
+shown nothing yet costs the client a wait, not an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ajet.backbone.protocol import BackboneDied, Chunk, Sampling
+from ajet.pool.records import CallRecorded
+from ajet.schema.endpoint import EpisodeKey
+from ajet.schema.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest, RateLimited
+from ajet.server.chat_request import ChatRequest, check_sampling
+from ajet.server.engine import Engine
+from ajet.server.episode import OpenEpisode
+from ajet.server.experiment import Experiment
+from ajet.trajectory import ChatRenderer, Prepared
+
+OnText = Callable[[int, str, list[dict[str, Any]] | None], None]
+"""Called with (choice index, text that is final, its log-probs) while a reply is sampled."""
+
+
+@dataclass
+class Reply:
+    """One sampled choice."""
+
+    index: int
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    finish_reason: str = "length"
+    message: dict[str, Any] = field(default_factory=dict)
+    malformed: bool = False
+    stopped_at: int | None = None
+    """Length of the text before a stop string, where one was hit."""
+
+    def add(self, chunk: Chunk, count: int | None = None) -> None:
+        self.ids += chunk.ids[:count]
+        self.logprobs += chunk.logprobs[:count]
+        self.versions += chunk.versions[:count]
+        self.top += chunk.top_logprobs[:count]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A whole answer."""
+
+    call_id: str
+    created: int
+    replies: list[Reply]
+    prompt_tokens: int
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(len(reply.ids) for reply in self.replies)
+
+    def usage(self) -> dict[str, int]:
+        done = self.completion_tokens
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": done, "total_tokens": self.prompt_tokens + done}
+
+
+async def answer(
+    engine: Engine, key: EpisodeKey, body: dict[str, Any], request: ChatRequest, on_text: OnText | None = None
+) -> Answered:
+    """Serve one request.
+
+    Raises:
+        EpisodeGone, NotFound: the episode is not open. InvalidRequest and its kin: the request is at fault.
+        EngineUnavailable, DiskRefused: retry. EngineFailed: do not.
+    """
+    limits = engine.settings.limits
+    if engine.telemetry.in_flight >= limits.chats_in_flight:
+        raise RateLimited(f"{engine.telemetry.in_flight} chat calls are in flight. Retry in a second.")
+    registry = await engine.wait_registry(limits.chat_wait_s)
+    episode = await registry.find(key.episode)
+    episode.check_open()
+    check_sampling(body, request, trained=episode.train and not request.frozen)
+    task = asyncio.current_task()
+    assert task is not None
+    engine.telemetry.in_flight += 1
+    registry.leases.enter(episode.id, registry.now())
+    episode.in_flight.add(task)
+    try:
+        return await _serve(engine, episode, key, request, on_text)
+    except asyncio.CancelledError:
+        # The episode ended, or the engine stopped, under the call; else the client went away.
+        episode.check_open()
+        if engine.tearing_down:
+            raise EngineUnavailable(f"The engine is {engine.state}; send the request again when it is ROLLING.") from None
+        raise
+    finally:
+        episode.in_flight.discard(task)
+        registry.leases.leave(episode.id, registry.now())
+        engine.telemetry.in_flight -= 1
+
+
+async def _serve(
+    engine: Engine, episode: OpenEpisode, key: EpisodeKey, request: ChatRequest, on_text: OnText | None
+) -> Answered:
+    experiment, _ = await engine.wait_backbone(engine.settings.limits.chat_wait_s)
+    renderer = experiment.renderer
+    assert renderer is not None
+    recorded = not request.frozen
+    if recorded:
+        tag = episode.tags.get(key.agent)
+        if tag is not None and tag != key.tag:
+            raise InvalidRequest(f"Agent {key.agent!r} spoke with tag {tag!r} before and cannot change it to {key.tag!r}.")
+        prepared = episode.trajectory.prepare(key.agent, key.tag, request.messages, request.tools)
+        ids = prepared.ids
+    else:
+        prepared = None
+        ids = renderer.render(request.messages, request.tools)
+    sampling = _sampling(experiment, episode, request, len(ids))
+    session = f"{episode.id}/{key.agent}"
+    if request.n == 1:
+        replies = [await _sample(engine, renderer, ids, sampling, session, request, 0, on_text)]
+    else:
+        replies = await _sample_many(engine, renderer, ids, sampling, session, request, on_text)
+    episode.check_open()
+    created = time.time()
+    for reply in replies:
+        _read(renderer, reply, request, streamed=on_text is not None)
+        if reply.malformed:
+            engine.telemetry.count("malformed_tool_calls")
+    call_id = episode.new_call_id()
+    if prepared is not None:
+        await _record(experiment, episode, prepared, replies, sampling.temperature, call_id, created)
+        episode.tags.setdefault(key.agent, key.tag)
+    done = Answered(call_id, int(created), replies, len(ids))
+    engine.telemetry.call(len(ids), done.completion_tokens)
+    return done
+
+
+def _sampling(experiment: Experiment, episode: OpenEpisode, request: ChatRequest, prompt_tokens: int) -> Sampling:
+    rollout = experiment.config.rollout
+    room = rollout.max_model_len - prompt_tokens
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {rollout.max_model_len} tokens, and the messages have "
+            f"{prompt_tokens}. Shorten them, or raise rollout.max_model_len.",
+            param="messages",
+        )
+    default = rollout if episode.train else rollout.val_kwargs
+    limit = min(rollout.max_response_length_in_one_turn, room)
+    assert experiment.renderer is not None
+    return Sampling(
+        temperature=default.temperature if request.temperature is None else request.temperature,
+        top_p=default.top_p if request.top_p is None else request.top_p,
+        top_k=max(0, request.top_k),
+        max_tokens=limit if request.max_tokens is None else min(request.max_tokens, limit),
+        stop_token_ids=experiment.renderer.stop_token_ids,
+        seed=request.seed,
+        top_logprobs=request.top_logprobs,
+    )
+
+
+async def _sample_many(
+    engine: Engine,
+    renderer: ChatRenderer,
+    ids: list[int],
+    sampling: Sampling,
+    session: str,
+    request: ChatRequest,
+    on_text: OnText | None,
+) -> list[Reply]:
+    tasks = [
+        asyncio.create_task(
+            _sample(
+                engine,
+                renderer,
+                ids,
+                sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + i),
+                session,
+                request,
+                i,
+                on_text,
+            )
+        )
+        for i in range(request.n)
+    ]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _sample(
+    engine: Engine,
+    renderer: ChatRenderer,
+    ids: list[int],
+    sampling: Sampling,
+    session: str,
+    request: ChatRequest,
+    index: int,
+    on_text: OnText | None,
+) -> Reply:
+    """Sample one choice, starting over if the backbone dies before anything was shown."""
+    while True:
+        _, backbone = await engine.wait_backbone(engine.settings.limits.chat_wait_s)
+        reply = Reply(index)
+        watcher = _Watcher(renderer, request, on_text) if request.stop or on_text else None
+        stream = backbone.generate(
+            ids, sampling, session=session, model="frozen" if request.frozen else "policy", stream=watcher is not None
+        )
+        try:
+            async for chunk in stream:
+                if watcher is None:
+                    reply.add(chunk)
+                elif watcher.take(reply, chunk):
+                    break
+                if chunk.finish_reason is not None:
+                    reply.finish_reason = chunk.finish_reason
+            if reply.finish_reason == "cancelled":
+                raise BackboneDied("the backbone cancelled a generation")
+            if watcher is not None:
+                watcher.flush(reply)
+            return reply
+        except BackboneDied as err:
+            if watcher is not None and watcher.shown:
+                raise EngineUnavailable(f"The backbone died in mid-reply ({err}). Send the request again.") from err
+            # The engine notices on its own; wait until it has, then until it is back.
+            await engine.changed.wait_until(lambda gone=backbone: engine.backbone is not gone, 5.0)
+        finally:
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                await close()
+
+
+class _Watcher:
+    """Follows a reply's text as it grows: finds stop strings, hands out what is final."""
+
+    def __init__(self, renderer: ChatRenderer, request: ChatRequest, on_text: OnText | None) -> None:
+        self._renderer = renderer
+        self._stops = request.stop
+        self._hold = max((len(stop) for stop in request.stop), default=1) - 1
+        # With tools the text becomes calls only when it is whole.
+        self._on_text = None if request.tools else on_text
+        self._logprobs = request.logprobs
+        self._decoder = renderer.stream_decoder()
+        self._text = ""
+        self._sent = 0
+        self._sent_ids = 0
+        self.shown = False
+
+    def take(self, reply: Reply, chunk: Chunk) -> bool:
+        """Add a chunk. True where a stop string was completed: the reply ends with that token."""
+        if not self._stops:
+            reply.add(chunk)
+            self._text += self._decoder.push(chunk.ids)
+            self._show(reply, len(self._text))
+            return False
+        for k, token in enumerate(chunk.ids):
+            before = len(self._text)
+            self._text += self._decoder.push([token])
+            if self._stop_hit(reply, before):
+                reply.add(chunk, k + 1)
+                reply.finish_reason = "stop"
+                return True
+        reply.add(chunk)
+        self._show(reply, max(self._sent, len(self._text) - self._hold))
+        return False
+
+    def _stop_hit(self, reply: Reply, before: int) -> bool:
+        start = max(0, before - self._hold)
+        hits = [at for at in (self._text.find(stop, start) for stop in self._stops) if at >= 0]
+        if not hits:
+            return False
+        reply.stopped_at = min(hits)
+        return True
+
+    def flush(self, reply: Reply) -> None:
+        """The reply is over: hand out the rest."""
+        if reply.stopped_at is None:
+            before = len(self._text)
+            self._text += self._decoder.flush()
+            if self._stop_hit(reply, before):
+                reply.finish_reason = "stop"
+        self._show(reply, len(self._text) if reply.stopped_at is None else reply.stopped_at, last=True)
+
+    def _show(self, reply: Reply, end: int, last: bool = False) -> None:
+        if self._on_text is None:
+            return
+        piece = self._text[self._sent : end]
+        entries = None
+        if self._logprobs:
+            entries = logprob_entries(self._renderer, reply, self._sent_ids)
+            self._sent_ids = len(reply.ids)
+        if piece or entries:
+            self._sent = end
+            self.shown = True
+            self._on_text(reply.index, piece, entries)
+
+    @property
+    def text(self) -> str:
+        return self._text
+
+
+def _read(renderer: ChatRenderer, reply: Reply, request: ChatRequest, *, streamed: bool) -> None:
+    """The assistant message of a reply, as it is answered and as a later request will quote it."""
+    if streamed and not request.tools:
+        text = renderer.decode(reply.ids)
+        reply.message = {"role": "assistant", "content": text if reply.stopped_at is None else text[: reply.stopped_at]}
+        return
+    parsed = renderer.parse(reply.ids, request.tools)
+    reply.message, reply.malformed = parsed.message, parsed.malformed
+    if reply.stopped_at is not None and isinstance(reply.message.get("content"), str):
+        content = reply.message["content"]
+        cuts = [at for at in (content.find(stop) for stop in request.stop) if at >= 0]
+        reply.message = {**reply.message, "content": content[: min(cuts)] if cuts else content}
+    if parsed.finish_hint == "tool_calls" and reply.finish_reason == "stop":
+        reply.finish_reason = "tool_calls"
+
+
+async def _record(
+    experiment: Experiment,
+    episode: OpenEpisode,
+    prepared: Prepared,
+    replies: list[Reply],
+    temperature: float,
+    call_id: str,
+    created: float,
+) -> None:
+    """Put the replies on their timeline and on record, as one atom."""
+    calls = []
+    for i, reply in enumerate(replies):
+        calls.append(
+            episode.trajectory.record(
+                prepared,
+                call_id=call_id if i == 0 else episode.new_call_id(),
+                reply_ids=reply.ids,
+                logprobs=reply.logprobs,
+                versions=reply.versions,
+                temperature=temperature,
+                finish_reason="length" if reply.finish_reason == "length" else "stop",
+                message=reply.message,
+                created=created,
+            )
+        )
+    written = experiment.journal.append(*(CallRecorded(episode.n, call) for call in calls))
+    try:
+        await asyncio.shield(written)
+    except asyncio.CancelledError:
+        # The client is gone, but the record is on its way: it stays, and memory agrees with it.
+        written.add_done_callback(lambda done: _forget_refused(episode, calls, done))
+        raise
+    except Exception:
+        for call in calls:
+            episode.forget(call)
+        raise
+
+
+def _forget_refused(episode: OpenEpisode, calls: list[Any], done: asyncio.Future[None]) -> None:
+    if done.cancelled() or done.exception() is not None:
+        for call in calls:
+            episode.forget(call)
+
+
+def logprob_entries(renderer: ChatRenderer, reply: Reply, start: int = 0) -> list[dict[str, Any]]:
+    """OpenAI's ``logprobs.content`` for the reply's tokens from ``start``; the stop token is left out."""
+    entries = []
+    for i in range(start, len(reply.ids)):
+        if reply.ids[i] in renderer.stop_token_ids:
+            continue
+        entry = _token(renderer, reply.ids[i], reply.logprobs[i])
+        top = reply.top[i] if i < len(reply.top) else []
+        entry["top_logprobs"] = [_token(renderer, token, value) for token, value in top]
+        entries.append(entry)
+    return entries
+
+
+def _token(renderer: ChatRenderer, token: int, logprob: float) -> dict[str, Any]:
+    text = renderer.token_text(token)
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode("utf-8", "replace"))}

@@ -1,0 +1,237 @@
+"""One experiment on disk and in memory: folder, journal, checkpoints, pool, open episodes.
+
+Lives from ``/engine/start`` to OFFLINE or FAILED; a backbone may die and come back within.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from ajet.default_config.schema import AjetConfig
+from ajet.pool import journal_read
+from ajet.pool.groups import Drop, GroupPool
+from ajet.pool.journal import Journal
+from ajet.pool.leases import LeaseBook
+from ajet.pool.records import Counted, JobSet, Record, StepDone
+from ajet.schema.errors import ConfigError, DiskRefused, JobConflict
+from ajet.schema.wire import EpisodeKind
+from ajet.server.events import Events, Signal
+from ajet.server.metrics import MetricsFile, ZeroAdvantageWatch, line
+from ajet.server.registry import Registry
+from ajet.trajectory import ChatRenderer
+
+log = logging.getLogger("ajet.experiment")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_FIXED = ("model.path", "lora.rank", "lora.alpha", "lora.target_modules", "backbone")
+"""Keys that may not change once an experiment has trained."""
+
+
+class Store(Protocol):
+    """What is used of :class:`ajet.checkpoint.store.CheckpointStore`."""
+
+    def latest_valid(self) -> Any: ...
+
+    def save(self, step: int, write: Callable[..., Any], *, digest: str, metric: float | None) -> Any: ...
+
+
+def job_diff(running: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> dict[str, list[Any]]:
+    """Key → [running, wanted] for every leaf that differs."""
+    diff: dict[str, list[Any]] = {}
+    for key in sorted({*running, *wanted}):
+        ours, theirs = running.get(key), wanted.get(key)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            diff.update(job_diff(ours, theirs, f"{prefix}{key}."))
+        elif ours != theirs:
+            diff[prefix + key] = [ours, theirs]
+    return diff
+
+
+def experiment_folder(config: AjetConfig, exp_dir: Path) -> Path:
+    """The experiment's folder. Raises :class:`ConfigError` for a name that is not a plain folder name."""
+    name = config.experiment_name
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"experiment_name {name!r} cannot be a folder. Use letters, digits, '.', '_' and '-' (at most 128).",
+            param="experiment_name",
+        )
+    return Path(config.experiment_dir or exp_dir) / name
+
+
+@dataclass
+class Experiment:
+    """Mutable; owned by the engine.
+
+    Attributes:
+        step: optimizer steps done; also the policy version.
+        registry: None until :meth:`restore`.
+        over: no further batch will be formed.
+    """
+
+    config: AjetConfig
+    folder: Path
+    journal: Journal
+    store: Store
+    metrics_file: MetricsFile
+    changed: Signal
+    events: Events
+    step: int = 0
+    digest: str = ""
+    registry: Registry | None = None
+    pool: GroupPool | None = None
+    renderer: ChatRenderer | None = None
+    over: bool = False
+    last_metrics: dict[str, Any] = field(default_factory=dict)
+    checkpoint_step: int | None = None
+    checkpoint_path: str | None = None
+    checkpoint_error: str | None = None
+    zero_watch: ZeroAdvantageWatch = field(default_factory=ZeroAdvantageWatch)
+    collecting_since: float = 0.0
+    clock: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls, config: AjetConfig, exp_dir: Path, *, events: Events, changed: Signal, make_store: Callable[..., Store]
+    ) -> Experiment:
+        """Create or reopen the folder and its journal, and put the job on record.
+
+        Raises:
+            ConfigError: the folder is another server's, unusable, or of a newer version.
+            JobConflict: it has been trained from another model.
+            DiskRefused: it cannot be written.
+        """
+        folder = experiment_folder(config, exp_dir)
+        journal_dir = Path(config.journal.dir) / config.experiment_name if config.journal.dir else folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            journal_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as err:
+            raise DiskRefused(f"The experiment's folder {folder} cannot be made: {err}") from err
+        experiment: Experiment
+
+        def on_disk(ok: bool, error: str | None) -> None:
+            events.emit("disk", ok=ok, error=error)
+            if experiment.registry is not None:
+                experiment.registry.disk(ok)
+            changed.fire()
+
+        journal = Journal(journal_dir / "journal.sqlite", sync=config.journal.sync, on_disk=on_disk)
+        try:
+            store = make_store(
+                folder / "checkpoints", keep_last=config.checkpoint.keep_last, keep_best=config.checkpoint.keep_best
+            )
+            experiment = cls(config, folder, journal, store, MetricsFile(folder / "metrics.jsonl"), changed, events)
+            await experiment._record_job()
+        except BaseException:
+            journal.close()
+            raise
+        return experiment
+
+    async def _record_job(self) -> None:
+        tree = self.config.model_dump(mode="json")
+        restored = await asyncio.to_thread(journal_read.restore, self.journal.path)
+        if restored.job is not None:
+            diff = job_diff(restored.job, tree)
+            fixed = {key: pair for key, pair in diff.items() if key in _FIXED}
+            if fixed and restored.step:
+                raise JobConflict(
+                    f"Experiment {self.config.experiment_name!r} has trained {restored.step} steps with another "
+                    f"{', '.join(fixed)}. Choose another experiment_name (or ensure_new_experiment).",
+                    details={"diff": fixed},
+                )
+        if restored.job != tree:
+            await self.journal.append(JobSet(tree, time.time()))
+            try:
+                (self.folder / "job.yaml").write_text(yaml.safe_dump({"ajet": tree}, sort_keys=False, allow_unicode=True))
+            except OSError as err:
+                log.warning("job.yaml could not be written: %s", err)
+
+    async def restore(
+        self, renderer: ChatRenderer, *, may_grant: Callable[[EpisodeKind], bool], version: Callable[[], int]
+    ) -> None:
+        """Read the journal and continue where it ends: open episodes, pool, counters, curves."""
+        config = self.config
+        restored = await asyncio.to_thread(journal_read.restore, self.journal.path)
+        steps = await asyncio.to_thread(journal_read.steps, self.journal.path)
+        self.renderer = renderer
+        self.step, self.digest = restored.step, restored.digest or ""
+        self.pool = GroupPool(
+            num_repeat=config.rollout.num_repeat,
+            batch_size=config.data.train_batch_size,
+            rule=config.swarm_mode_sample_collection_method,
+            max_policy_lag=config.swarm.max_policy_lag,
+            group_deadline_s=config.swarm.group_deadline_s,
+        )
+        registry = Registry(
+            path=self.journal.path,
+            journal=self.journal,
+            leases=LeaseBook(config.rollout.max_env_worker, config.swarm.max_episode_age_s),
+            pool=self.pool,
+            renderer=renderer,
+            events=self.events,
+            may_grant=may_grant,
+            training_over=lambda: self.over,
+            version=version,
+            changed=self.changed,
+        )
+        registry.restore(restored)
+        self.registry = registry
+        self.clock = asyncio.create_task(registry.run_clock())
+        for step in steps:
+            self.zero_watch.see(step.metrics)
+        if steps:
+            self.last_metrics = line(steps[-1])
+        self.rewrite_metrics(steps)
+
+    def rewrite_metrics(self, steps: list[StepDone]) -> None:
+        try:
+            self.metrics_file.rewrite(steps)
+        except OSError as err:
+            log.warning("metrics.jsonl could not be written: %s", err)
+
+    async def write_metrics(self, step: StepDone) -> None:
+        """Add a step's line; what the disk refuses now is made up for later."""
+        self.last_metrics = line(step)
+        if self.metrics_file.dirty:
+            self.rewrite_metrics(await asyncio.to_thread(journal_read.steps, self.journal.path))
+            return
+        try:
+            self.metrics_file.append(step)
+        except OSError as err:
+            log.warning("metrics.jsonl could not be written: %s", err)
+
+    async def durable(self, *records: Record) -> None:
+        """Append, waiting for the disk as long as it takes."""
+        while True:
+            try:
+                await self.journal.append(*records)
+                return
+            except DiskRefused:
+                await self.journal.writable()
+
+    async def drop(self, drops: list[Drop], also: Sequence[Counted] = ()) -> None:
+        """Put on record that episodes left the pool untrained; ``also``: counters that belong to it."""
+        assert self.registry is not None
+        pairs = [(drop.episode, drop.reason) for drop in drops]
+        await self.durable(*self.registry.dropped_records(pairs), *also)
+        self.registry.note_dropped(pairs)
+        for counted in also:
+            self.registry.tallies[counted.name] += counted.by
+
+    async def close(self) -> None:
+        """Let go of everything; leases and pool stay in the journal."""
+        if self.clock is not None:
+            self.clock.cancel()
+            await asyncio.gather(self.clock, return_exceptions=True)
+        if self.registry is not None:
+            await self.registry.close()
+        await asyncio.to_thread(self.journal.close)

@@ -1,0 +1,122 @@
+"""``ajet-swarm start``: serve until a signal comes, then finish the update, save, and go."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import yaml
+
+from ajet.backbone.protocol import Backbone
+from ajet.default_config.schema import AjetConfig
+from ajet.schema.errors import AjetError, ConfigError
+from ajet.server import logs
+from ajet.server.app import SwarmApp, create_app, embedded_backbone
+from ajet.server.auth import KEY_VARIABLE
+from ajet.server.settings import ServerSettings
+
+log = logging.getLogger("ajet.server")
+
+
+def serve(
+    host: str = "127.0.0.1",
+    port: int = 10086,
+    exp_dir: Path | str = "saved_experiments",
+    config: Path | str | None = None,
+    *,
+    backbone_factory: Callable[[AjetConfig], Backbone] = embedded_backbone,
+    on_listening: Callable[[str], None] | None = None,
+    **app_options: Any,
+) -> None:
+    """Serve; blocks until SIGINT or SIGTERM.
+
+    Args:
+        port: 0 chooses a free one; ``on_listening`` is told the URL.
+        config: a job to start at once, unless one is resumed.
+
+    Raises:
+        ConfigError: the address is taken, or the job is not valid.
+    """
+    settings = ServerSettings(host=host, port=port, exp_dir=Path(exp_dir))
+    settings.exp_dir.mkdir(parents=True, exist_ok=True)
+    logs.set_up(settings.exp_dir / "server.log")
+    listener = _listen(host, port)
+    bound = listener.getsockname()[1]
+    settings = ServerSettings(host=host, port=bound, exp_dir=Path(exp_dir))
+    app = create_app(settings, backbone_factory, **app_options)
+    if config is not None and not app.engine.resume():
+        app.engine.put_job(_job_of(Path(config)))
+    url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+    server = uvicorn.Server(server_config(_Autostart(app) if config is not None else app))
+    log.info("swarm server at %s, experiments in %s", url, settings.exp_dir)
+    if app.keys.generated:
+        log.info("admin key: set %s to the content of %s", KEY_VARIABLE, settings.data_dir / "admin.key")
+    if on_listening is not None:
+        on_listening(url)
+    server.run(sockets=[listener])
+
+
+def server_config(app: Any) -> uvicorn.Config:
+    """uvicorn as this server wants it."""
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="warning",
+        lifespan="on",
+        timeout_keep_alive=75,
+        backlog=4096,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=10,
+    )
+
+
+class _Autostart:
+    """Starts the engine with the job that was given on the command line, once the server is up."""
+
+    def __init__(self, app: SwarmApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def started(message: Any) -> None:
+            if message["type"] == "lifespan.startup.complete" and self._app.engine.job is not None:
+                try:
+                    await self._app.engine.start()
+                except AjetError as err:
+                    log.error("the job could not be started: %s", err.message)
+            await send(message)
+
+        await self._app(scope, receive, started)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as err:
+        listener.close()
+        raise ConfigError(f"Cannot listen on {host}:{port}: {err.strerror}. Choose another --swarm-port or --host.") from err
+    listener.listen(4096)
+    return listener
+
+
+def _job_of(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as err:
+        raise ConfigError(f"The job {path} cannot be read: {err}") from err
+    if not isinstance(tree, dict) or not isinstance(tree.get("ajet"), dict):
+        raise ConfigError(f"The job {path} has no 'ajet:' at its top.")
+    return tree["ajet"]

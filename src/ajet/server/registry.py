@@ -1,0 +1,455 @@
+"""The episodes of one running experiment: begin, end, abort, expire.
+
+Invariants kept here:
+
+- Journal first: an answer is given, and a finished episode enters the pool, only after its record is durable.
+- A lease ends once. Ends and aborts run in a task of their own, so a client that hangs up cannot cut one in half, and
+  concurrent repeats share its outcome.
+- Faults are not rewards: what expires or is aborted is counted under its reason and never enters the pool.
+- While the disk refuses writes the clocks of the leases stand still.
+
+Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ajet.pool import journal_read
+from ajet.pool.groups import Finished, GroupPool
+from ajet.pool.journal import Journal
+from ajet.pool.leases import Lease, LeaseBook
+from ajet.pool.reasons import DropReason
+from ajet.pool.records import Counted, Done, Dropped, LeaseOpened
+from ajet.schema.errors import DiskRefused, EpisodeGone, InvalidRequest, NotFound
+from ajet.schema.wire import AbortRequest, BeginRequest, EndAnswer, EndRequest, EpisodeKind
+from ajet.server.episode import OpenEpisode
+from ajet.server.events import Events, Signal
+from ajet.server.rewards import check_result, rewards_by_tag
+from ajet.trajectory import ChatRenderer, EpisodeTrajectory
+
+log = logging.getLogger("ajet.registry")
+
+REMEMBERED = 20_000
+"""Ended episodes whose fate is kept in memory; older ones are looked up in the journal."""
+ABORT_REASONS = 50
+"""Different abort reasons that are counted apart."""
+STALL_S = 5.0
+"""A clock check that comes this late means that the server stood still, not the clients."""
+
+
+@dataclass
+class Ticket:
+    """A request that waits for a lease."""
+
+    request: BeginRequest
+    granted: asyncio.Future[OpenEpisode]
+    waiters: int = 0
+
+
+@dataclass
+class Registry:
+    """See the module.
+
+    Args:
+        may_grant: whether the engine's state allows a new episode of this kind now.
+        training_over: whether no further batch will be formed.
+        version: the policy version now.
+        changed: fired whenever the pool may have become ready.
+    """
+
+    path: Path
+    journal: Journal
+    leases: LeaseBook
+    pool: GroupPool
+    renderer: ChatRenderer
+    events: Events
+    may_grant: Callable[[EpisodeKind], bool]
+    training_over: Callable[[], bool]
+    version: Callable[[], int]
+    changed: Signal
+    next_n: int = 1
+    tallies: Counter[str] = field(default_factory=Counter)
+    open: dict[str, OpenEpisode] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Pooled episode → its lease number."""
+    _tickets: dict[str, Ticket] = field(default_factory=dict)
+    _by_request: OrderedDict[tuple[str, str], OpenEpisode] = field(default_factory=OrderedDict)
+    _fates: OrderedDict[str, Done] = field(default_factory=OrderedDict)
+    _tasks: set[asyncio.Task[object]] = field(default_factory=set)
+    _clock_wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _disk_down_since: float | None = None
+    now: Callable[[], float] = time.monotonic
+
+    # ── restore ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def restore(self, restored: journal_read.Restored) -> None:
+        """Continue from the journal: open episodes live on with a fresh clock, finished ones wait in the pool."""
+        self.next_n = restored.next_n
+        self.tallies = Counter(restored.tallies)
+        for kept in restored.open:
+            opened = kept.lease
+            lease = self.leases.grant(opened.episode, opened.client, opened.kind, opened.timeout_s, self.now())  # type: ignore[arg-type]
+            episode = OpenEpisode(opened, lease, EpisodeTrajectory(self.renderer), self.renderer)
+            episode.restore(kept.calls)
+            self._remember_open(episode)
+        for opened, done in restored.pooled:
+            self._pool(opened.n, done)
+
+    def _remember_open(self, episode: OpenEpisode) -> None:
+        self.open[episode.id] = episode
+        self._by_request[(episode.opened.client, episode.opened.request)] = episode
+        while len(self._by_request) > REMEMBERED + len(self.open):
+            self._by_request.popitem(last=False)
+
+    def _pool(self, n: int, done: Done) -> None:
+        body = done.body
+        rewards = {tag: tuple(values) for tag, values in body["rewards"].items()}
+        self.numbers[done.episode] = n
+        self.pool.add(Finished(done.episode, body["task"], rewards, body["version"]), self.now())
+
+    # ── begin ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def begin(self, request: BeginRequest, wait_s: float) -> OpenEpisode | None:
+        """Grant a lease, or None after ``wait_s``. A repeated request id gets the first grant again."""
+        known = self._by_request.get((request.client_id, request.request_id))
+        if known is not None:
+            return known
+        key = f"{request.client_id}\0{request.request_id}"
+        ticket = self._tickets.get(key)
+        if ticket is None:
+            ticket = self._tickets[key] = Ticket(request, asyncio.get_running_loop().create_future())
+            self.leases.enqueue(key, request.kind)
+        ticket.waiters += 1
+        self.pump()
+        try:
+            return await asyncio.wait_for(asyncio.shield(ticket.granted), wait_s if wait_s > 0 else 0.001)
+        except asyncio.TimeoutError:
+            return None
+        finally:
+            ticket.waiters -= 1
+            if not ticket.waiters and self._tickets.get(key) is ticket and not ticket.granted.done():
+                self._withdraw(key, ticket)
+
+    def _withdraw(self, key: str, ticket: Ticket) -> None:
+        """Nobody waits any more; unless its grant is being written, the place is given up."""
+        if self.leases.withdraw(key, ticket.request.kind):
+            del self._tickets[key]
+
+    def pump(self) -> None:
+        """Grant what can be granted now."""
+        for kind in ("train", "eval"):
+            while self._tickets and self.may_grant(kind) and self.journal.disk_error is None:  # type: ignore[arg-type]
+                key = self.leases.next_ticket(kind)  # type: ignore[arg-type]
+                if key is None:
+                    break
+                self._spawn(self._grant(key, self._tickets[key]))
+
+    async def _grant(self, key: str, ticket: Ticket) -> None:
+        request = ticket.request
+        opened = LeaseOpened(
+            n=self.next_n,
+            episode=f"ep-{secrets.token_hex(12)}",
+            client=request.client_id,
+            request=request.request_id,
+            kind=request.kind,
+            task=request.task_id or None,
+            timeout_s=request.discard_episode_timeout,
+            created=time.time(),
+            version=self.version(),
+        )
+        self.next_n += 1
+        lease = self.leases.claim(opened.episode, opened.client, request.kind, opened.timeout_s, self.now())
+        episode = OpenEpisode(opened, lease, EpisodeTrajectory(self.renderer), self.renderer)
+        try:
+            await self.journal.append(opened)
+        except BaseException as err:
+            self.leases.close(opened.episode)
+            self._tickets.pop(key, None)
+            if not ticket.granted.done():
+                ticket.granted.set_exception(err if isinstance(err, Exception) else DiskRefused("The server is stopping."))
+                ticket.granted.exception()
+            return
+        self._tickets.pop(key, None)
+        self._remember_open(episode)
+        lease.seen = self.now()
+        if not ticket.granted.done():
+            ticket.granted.set_result(episode)
+        self._clock_wake.set()
+
+    def refuse_waiting(self, kinds: tuple[EpisodeKind, ...], error: Callable[[], Exception]) -> None:
+        """Answer all that wait for a lease of ``kinds`` with an error."""
+        for key, ticket in list(self._tickets.items()):
+            if ticket.request.kind in kinds and self.leases.withdraw(key, ticket.request.kind):
+                del self._tickets[key]
+                if not ticket.granted.done():
+                    ticket.granted.set_exception(error())
+                    ticket.granted.exception()
+
+    # ── end and abort ────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def find(self, episode_id: str) -> OpenEpisode:
+        """The open episode. Raises :class:`EpisodeGone` with the reason, or :class:`NotFound`."""
+        episode = self.open.get(episode_id)
+        if episode is not None:
+            return episode
+        raise self.gone_error(await self.fate(episode_id))
+
+    @staticmethod
+    def gone_error(done: Done) -> EpisodeGone:
+        gone = EpisodeGone(done.reason, details={"fate": done.fate})
+        return gone
+
+    async def fate(self, episode_id: str) -> Done:
+        """How an episode ended. Raises :class:`NotFound` where it never was."""
+        done = self._fates.get(episode_id)
+        if done is None:
+            record = await asyncio.to_thread(journal_read.episode, self.path, episode_id)
+            if record is None:
+                raise NotFound(f"There is no episode {episode_id}.")
+            if record.done is None:
+                raise EpisodeGone(f"Episode {episode_id} is not open.")
+            done = record.done
+            self._remember_fate(done)
+        return done
+
+    def _remember_fate(self, done: Done) -> None:
+        self._fates[done.episode] = done
+        while len(self._fates) > REMEMBERED:
+            self._fates.popitem(last=False)
+
+    async def end(self, episode_id: str, request: EndRequest) -> EndAnswer:
+        """Record an episode's result. Idempotent by request id; at most one end is ever recorded.
+
+        Raises:
+            EpisodeGone: the lease ended before (expired, aborted, or ended by another request).
+            InvalidRequest, IncompleteReward: see :func:`check_result`; the episode stays open.
+            DiskRefused: nothing was recorded; the episode stays open.
+        """
+        episode = self.open.get(episode_id)
+        if episode is None:
+            done = await self.fate(episode_id)
+            if done.how == "end" and done.request == request.request_id:
+                return EndAnswer.model_validate(done.body["answer"])
+            if done.how == "abort":
+                self._count(Counted(f"late/{DropReason.LATE_END}"))
+            raise self.gone_error(done)
+        if episode.ending is not None:
+            outcome = await asyncio.shield(episode.ending)
+            if episode.ending_request == request.request_id and isinstance(outcome, EndAnswer):
+                return outcome
+            return await self.end(episode_id, request)
+        check_result(request.task, request.output, episode.tags, episode.opened.task)
+        episode.ending_request = request.request_id
+        episode.ending = asyncio.create_task(self._end(episode, request))
+        return await asyncio.shield(episode.ending)
+
+    async def _end(self, episode: OpenEpisode, request: EndRequest) -> EndAnswer:
+        output = request.output
+        calls = len(episode.trajectory.calls)
+        tags = dict(episode.tags)
+        over = self.training_over()
+        fate = "eval" if not episode.train else "no_calls" if not calls else "training_finished" if over else "pooled"
+        answer = EndAnswer(
+            episode_id=episode.id,
+            task_id=request.task.task_id,
+            fate=fate,  # type: ignore[arg-type]
+            calls=calls,
+            policy_version=self.version(),
+        )
+        done = Done(
+            n=episode.n,
+            episode=episode.id,
+            request=request.request_id,
+            how="end",
+            fate=fate,
+            reason=f"Episode {episode.id} has ended already ({fate}).",
+            created=time.time(),
+            body={
+                "task": request.task.task_id,
+                "reward": output.reward,
+                "rewards": rewards_by_tag(output, tags),
+                "is_success": output.is_success,
+                "log_metrics": output.log_metrics,
+                "metadata": json.dumps(output.metadata, default=str),
+                "version": episode.newest_version(),
+                "calls": calls,
+                "sampled": sum(len(call.reply_ids) for call in episode.trajectory.calls.values()),
+                "answer": answer.model_dump(),
+            },
+        )
+        counted = (Counted(f"drop/{fate}"),) if fate in ("no_calls", "training_finished") else ()
+        self.leases.enter(episode.id, self.now())
+        try:
+            await self.journal.append(done, *counted)
+        except BaseException:
+            self.leases.leave(episode.id, self.now())
+            episode.ending = episode.ending_request = None
+            raise
+        self._closed(episode, done, counted)
+        if fate == "pooled":
+            self._pool(episode.n, done)
+            self.changed.fire()
+        return answer
+
+    def _closed(self, episode: OpenEpisode, done: Done, counted: tuple[Counted, ...]) -> None:
+        """The record is durable: let go of the lease and of what is in flight."""
+        for one in counted:
+            self.tallies[one.name] += one.by
+            if one.name.startswith("drop/"):
+                self.events.emit("drop", reason=one.name[5:], episodes=[episode.id])
+        del self.open[episode.id]
+        self.leases.close(episode.id)
+        self._remember_fate(done)
+        episode.close(done.reason)
+        self.pump()
+
+    async def abort(self, episode_id: str, request: AbortRequest) -> str:
+        """End an episode without a result. Returns the reason; a repeat, or an expired one, returns the first."""
+        return await self._abort(episode_id, request.request_id, DropReason.ABORTED, f"aborted: {request.reason}")
+
+    async def _abort(self, episode_id: str, request_id: str, fate: DropReason, reason: str) -> str:
+        episode = self.open.get(episode_id)
+        if episode is None:
+            done = await self.fate(episode_id)
+            if done.how == "abort":
+                return done.reason
+            raise self.gone_error(done)
+        if episode.ending is not None:
+            await asyncio.wait([episode.ending])
+            return await self._abort(episode_id, request_id, fate, reason)
+        episode.ending_request = request_id
+        task = asyncio.create_task(self._write_abort(episode, request_id, fate, reason))
+        episode.ending = task
+        return await asyncio.shield(task)
+
+    async def _write_abort(self, episode: OpenEpisode, request_id: str, fate: DropReason, reason: str) -> str:
+        words = f"Episode {episode.id} is gone: {reason}"
+        done = Done(episode.n, episode.id, request_id, "abort", str(fate), words, time.time())
+        counted: tuple[Counted, ...] = (Counted(f"drop/{fate}" if episode.train else f"eval_drop/{fate}"),)
+        if fate is DropReason.ABORTED:
+            counted += (Counted(self._abort_counter(reason)),)
+        self.leases.enter(episode.id, self.now())
+        try:
+            await self.journal.append(done, *counted)
+        except BaseException:
+            self.leases.leave(episode.id, self.now())
+            episode.ending = episode.ending_request = None
+            raise
+        self._closed(episode, done, counted)
+        return words
+
+    def _abort_counter(self, reason: str) -> str:
+        head = reason.removeprefix("aborted: ").partition(":")[0].strip()[:60] or "unnamed"
+        name = f"abort/{head}"
+        if name not in self.tallies and sum(key.startswith("abort/") for key in self.tallies) >= ABORT_REASONS:
+            return "abort/other"
+        return name
+
+    # ── the clock ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run_clock(self) -> None:
+        """End leases when their time is over. Runs until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            deadline = self.leases.next_deadline()
+            wait = None if deadline is None else max(0.05, deadline - self.now())
+            self._clock_wake.clear()
+            began = loop.time()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._clock_wake.wait(), wait)
+            late = 0.0 if wait is None else loop.time() - began - wait
+            if late > STALL_S:
+                self.leases.shift(late)
+                continue
+            await self.expire()
+
+    async def expire(self) -> None:
+        """End all leases that are due now."""
+        if self.journal.disk_error is not None:
+            await self.journal.writable()
+        due = [(lease, why) for lease, why in self.leases.due(self.now()) if self._may_expire(lease)]
+        results = await asyncio.gather(*(self._expire_one(lease, why) for lease, why in due), return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, (DiskRefused, EpisodeGone)):
+                log.error("an expired lease could not be ended: %r", result)
+
+    def _may_expire(self, lease: Lease) -> bool:
+        episode = self.open.get(lease.episode)
+        return episode is not None and episode.ending is None
+
+    async def _expire_one(self, lease: Lease, why: DropReason) -> None:
+        if why is DropReason.SILENT:
+            reason = f"expired: no sign of life from client {lease.client} for {lease.timeout_s:g} s"
+        else:
+            reason = f"expired: older than max_episode_age_s ({self.leases.max_age_s:g} s)"
+        await self._abort(lease.episode, f"expire-{lease.episode}", why, reason)
+
+    def disk(self, ok: bool) -> None:
+        """The disk began to refuse, or takes writes again: lease clocks stand still in between."""
+        if not ok and self._disk_down_since is None:
+            self._disk_down_since = self.now()
+        elif ok and self._disk_down_since is not None:
+            self.leases.shift(self.now() - self._disk_down_since)
+            self._disk_down_since = None
+            self.pump()
+
+    # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def heartbeat(self, client: str, episodes: list[str] | None) -> tuple[int, list[str]]:
+        return self.leases.heartbeat(client, episodes, self.now())
+
+    def _count(self, counted: Counted) -> None:
+        """Count without waiting for the disk."""
+        self.tallies[counted.name] += counted.by
+        self.journal.append(counted).add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def count_tokens(self, dropped: dict[str, int]) -> list[Counted]:
+        """Records that count dropped tokens; the caller appends them."""
+        return [Counted(f"tokens/{reason}", n) for reason, n in dropped.items() if n]
+
+    def dropped_records(self, drops: list[tuple[str, DropReason]]) -> list[Dropped | Counted]:
+        """Records for episodes that left the pool untrained."""
+        records: list[Dropped | Counted] = [Dropped(self.numbers[e], str(reason)) for e, reason in drops]
+        counts = Counter(str(reason) for _, reason in drops)
+        return records + [Counted(f"drop/{reason}", n) for reason, n in counts.items()]
+
+    def note_dropped(self, drops: list[tuple[str, DropReason]]) -> None:
+        """The records are durable."""
+        by_reason: dict[str, list[str]] = {}
+        for episode, reason in drops:
+            self.numbers.pop(episode, None)
+            self.tallies[f"drop/{reason}"] += 1
+            by_reason.setdefault(str(reason), []).append(episode)
+        for reason, episodes in by_reason.items():
+            self.events.emit("drop", reason=reason, episodes=episodes)
+
+    def tally(self, prefix: str) -> dict[str, int]:
+        """Counters under ``prefix/``."""
+        return {k[len(prefix) + 1 :]: n for k, n in sorted(self.tallies.items()) if k.startswith(prefix + "/")}
+
+    def _spawn(self, work) -> None:  # noqa: ANN001
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """The engine stops: requests in flight are let go; leases stay in the journal."""
+        for episode in list(self.open.values()):
+            for task in list(episode.in_flight):
+                task.cancel()
+        endings = [e.ending for e in self.open.values() if e.ending is not None]
+        await asyncio.gather(*self._tasks, *endings, return_exceptions=True)
+
+    def require_known(self, task_id: str | None) -> None:
+        if task_id is not None and not task_id.strip():
+            raise InvalidRequest("task_id is empty. Leave it out, or name the task.", param="task_id")

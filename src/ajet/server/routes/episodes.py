@@ -1,0 +1,188 @@
+"""Episodes: begin, end, abort, heartbeat, list and look."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ajet.pool import journal_read
+from ajet.schema.errors import EngineFailed, EngineUnavailable, NotFound
+from ajet.schema.wire import (
+    AbortAnswer,
+    AbortRequest,
+    BeginAnswer,
+    BeginRequest,
+    EndAnswer,
+    EndRequest,
+    EngineState,
+    EpisodeDetail,
+    EpisodeList,
+    EpisodeSummary,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    NotYet,
+)
+from ajet.server.engine import Engine
+from ajet.server.episode import OpenEpisode
+from ajet.server.http import json_response, read_model, until_disconnect
+from ajet.server.routes.route import SWARM, Route
+
+END_WAIT_S = 60.0
+"""How long an end or abort waits for a booting server before it gets its 503."""
+LIST_LIMIT = 1000
+_WHY = {
+    EngineState.OFFLINE: "offline",
+    EngineState.BOOTING: "booting",
+    EngineState.UPDATING: "updating",
+    EngineState.STOPPING: "stopping",
+}
+
+
+async def begin(request: Request) -> Response:
+    engine: Engine = request.app.state.engine
+    wanted = await read_model(request, BeginRequest)
+    granted = await until_disconnect(request.receive, _begin(engine, wanted))
+    if granted is None:
+        why = _WHY.get(engine.state, "capacity")
+        words = {
+            "capacity": "All max_env_worker episodes are open; one must end first.",
+            "offline": "No engine is running. Set a job and start it.",
+        }.get(why, f"The engine is {engine.state}.")
+        return json_response(NotYet(reason=why, message=f"{words} Ask again.", state=engine.state), 202)
+    host = request.headers.get("host") or f"{engine.settings.host}:{engine.settings.port}"
+    answer = BeginAnswer(
+        episode_id=granted.id,
+        api_key=request.app.state.keys.episode_key(granted.id),
+        base_url=f"{request.url.scheme}://{host}/v1",
+        kind=granted.opened.kind,  # type: ignore[arg-type]
+        policy_version=granted.opened.version,
+        discard_episode_timeout=granted.opened.timeout_s,
+    )
+    return json_response(answer, 201)
+
+
+async def _begin(engine: Engine, wanted: BeginRequest) -> OpenEpisode | None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wanted.wait_s
+    while True:
+        if engine.state is EngineState.FINISHED and wanted.kind == "train":
+            raise engine.finished_error()
+        if engine.state is EngineState.FAILED:
+            raise EngineFailed(f"The engine failed: {engine.failure}")
+        experiment = engine.experiment
+        left = max(0.0, deadline - loop.time())
+        if experiment is not None and experiment.registry is not None and not engine.tearing_down:
+            registry = experiment.registry
+            registry.require_known(wanted.task_id)
+            return await registry.begin(wanted, left)
+        if not left:
+            return None
+        seen = engine.state
+        await engine.changed.wait_until(
+            lambda state=seen: engine.state is not state
+            or (engine.experiment is not None and engine.experiment.registry is not None and not engine.tearing_down),
+            left,
+        )
+
+
+async def end(request: Request) -> Response:
+    engine: Engine = request.app.state.engine
+    result = await read_model(request, EndRequest)
+    registry = await engine.wait_registry(END_WAIT_S)
+    return json_response(await registry.end(request.path_params["id"], result))
+
+
+async def abort(request: Request) -> Response:
+    engine: Engine = request.app.state.engine
+    wanted = await read_model(request, AbortRequest)
+    registry = await engine.wait_registry(END_WAIT_S)
+    episode = request.path_params["id"]
+    return json_response(AbortAnswer(episode_id=episode, reason=await registry.abort(episode, wanted)))
+
+
+async def heartbeat(request: Request) -> Response:
+    engine: Engine = request.app.state.engine
+    beat = await read_model(request, HeartbeatRequest)
+    registry = engine.experiment.registry if engine.experiment and not engine.tearing_down else None
+    alive, gone = 0, {}
+    if registry is not None:
+        alive, missing = registry.heartbeat(beat.client_id, beat.episodes)
+        for episode in missing[:10_000]:
+            try:
+                gone[episode] = (await registry.fate(episode)).reason
+            except (NotFound, EngineUnavailable):
+                gone[episode] = "unknown here"
+            except Exception as err:
+                gone[episode] = str(err)
+    return json_response(HeartbeatAnswer(alive=alive, gone=gone, state=engine.state, policy_version=engine.version))
+
+
+def _summary(episode: OpenEpisode, now: float) -> EpisodeSummary:
+    opened = episode.opened
+    return EpisodeSummary(
+        episode_id=episode.id,
+        client_id=opened.client,
+        kind=opened.kind,  # type: ignore[arg-type]
+        task_id=opened.task,
+        calls=len(episode.trajectory.calls),
+        in_flight=len(episode.in_flight),
+        age_s=round(time.time() - opened.created, 3),
+        idle_s=0.0 if episode.in_flight else round(now - episode.lease.seen, 3),
+        discard_episode_timeout=opened.timeout_s,
+        policy_version=opened.version,
+    )
+
+
+async def list_open(request: Request) -> Response:
+    engine: Engine = request.app.state.engine
+    registry = engine.experiment.registry if engine.experiment else None
+    episodes = list(registry.open.values()) if registry else []
+    now = registry.now() if registry else 0.0
+    found = sorted((_summary(e, now) for e in episodes), key=lambda e: -e.idle_s)
+    return json_response(EpisodeList(episodes=found[:LIST_LIMIT], total=len(found)))
+
+
+async def one(request: Request) -> Response:
+    engine: Engine = request.app.state.engine
+    if engine.experiment is None:
+        raise NotFound("No experiment is loaded, so there is no episode to look at.")
+    episode_id = request.path_params["id"]
+    record = await asyncio.to_thread(journal_read.episode, engine.experiment.journal.path, episode_id)
+    if record is None:
+        raise NotFound(f"There is no episode {episode_id}.")
+    done = record.done
+    fate, reason = "open", None
+    if done is not None:
+        fate, reason = (done.fate, None) if done.how == "end" else ("aborted", done.reason)
+    if record.dropped is not None:
+        fate, reason = "dropped", record.dropped
+    elif record.step is not None:
+        fate = "trained" if record.step <= engine.version else "pooled"
+    body = done.body if done is not None else {}
+    detail = EpisodeDetail(
+        episode_id=episode_id,
+        kind=record.lease.kind,  # type: ignore[arg-type]
+        client_id=record.lease.client,
+        task_id=body.get("task") or record.lease.task,
+        fate=fate,
+        reason=reason,
+        step=record.step,
+        reward=body.get("reward"),
+        is_success=body.get("is_success"),
+        advantages=record.advantages,
+        calls=[call.to_wire() for call in record.calls],
+    )
+    return json_response(detail)
+
+
+ROUTES = [
+    Route("POST", f"{SWARM}/episodes", begin, "Begin an episode; waits until it is granted.", request=BeginRequest, answer=BeginAnswer, statuses=(201, 202, 409)),
+    Route("GET", f"{SWARM}/episodes", list_open, "Open episodes, longest idle first.", answer=EpisodeList),
+    Route("GET", f"{SWARM}/episodes/{{id}}", one, "One episode whole: calls, tokens, log-probs, rewards, advantages, fate.", answer=EpisodeDetail),
+    Route("POST", f"{SWARM}/episodes/{{id}}/end", end, "Report an episode's result. Idempotent.", request=EndRequest, answer=EndAnswer, statuses=(200, 410, 507)),
+    Route("POST", f"{SWARM}/episodes/{{id}}/abort", abort, "End an episode without a result. Idempotent.", request=AbortRequest, answer=AbortAnswer, statuses=(200, 410, 507)),
+    Route("POST", f"{SWARM}/heartbeat", heartbeat, "One sign of life for all of a client's episodes.", request=HeartbeatRequest, answer=HeartbeatAnswer),
+]

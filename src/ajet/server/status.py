@@ -1,0 +1,88 @@
+"""What the server says of itself: the answer of ``GET /status``, in one place."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ajet.pool.groups import GroupPool
+from ajet.schema.wire import CheckpointStatus, DiskStatus, LeaseStatus, PoolFill, Status
+from ajet.server.engine import Engine
+
+
+def served_name(engine: Engine) -> str | None:
+    """The model's name as users know it."""
+    if engine.job is None:
+        return None
+    return engine.job.model.served_name or Path(engine.job.model.path).name
+
+
+def server_version() -> str:
+    try:
+        return version("agentjet")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def pool_fill(pool: GroupPool) -> PoolFill:
+    complete, partial = pool.complete(), pool.partial()
+    return PoolFill(
+        rule=pool.rule,
+        groups_complete=len(complete),
+        groups_partial=len(partial),
+        groups_needed=pool.batch_size,
+        groups_non_dummy=sum(not group.equal_rewards for group in complete),
+        episodes_finished=len(pool),
+        episodes_needed=pool.batch_size * pool.num_repeat,
+        num_repeat=pool.num_repeat,
+    )
+
+
+def status(engine: Engine) -> Status:
+    """A snapshot. Cheap: no file is read but the file system's free space."""
+    experiment = engine.experiment
+    found = Status(
+        state=engine.state,
+        since=engine.since,
+        failure=engine.failure,
+        last_error=engine.last_error,
+        model=served_name(engine),
+        warnings=list(engine.warnings),
+        speeds=engine.telemetry.speeds(),
+        server_version=server_version(),
+        started=engine.telemetry.started,
+        disk=DiskStatus(free_bytes=engine.data_free_bytes()),
+    )
+    if engine.job is not None:
+        found.total_steps = engine.job.trainer_common.total_training_steps
+        found.experiment = engine.job.experiment_name
+    if engine.info is not None:
+        info = engine.info
+        found.backbone = {"device": info.device, "parameters": info.parameters, "vocab_size": info.vocab_size}
+    if experiment is None:
+        return found
+    found.experiment_dir = str(experiment.folder)
+    found.step = found.policy_version = experiment.step
+    found.checkpoint = CheckpointStatus(
+        step=experiment.checkpoint_step, path=experiment.checkpoint_path, error=experiment.checkpoint_error
+    )
+    found.disk.ok = experiment.journal.disk_error is None
+    found.disk.error = experiment.journal.disk_error
+    found.disk.journal_bytes = experiment.journal.size_bytes()
+    found.metrics = {k: float(v) for k, v in experiment.last_metrics.items() if isinstance(v, (int, float)) and k != "time"}
+    if experiment.pool is not None:
+        found.pool = pool_fill(experiment.pool)
+    registry = experiment.registry
+    if registry is not None:
+        leases = registry.leases
+        found.leases = LeaseStatus(
+            open_train=leases.open("train"),
+            open_eval=leases.open("eval"),
+            waiting_train=leases.waiting("train"),
+            waiting_eval=leases.waiting("eval"),
+            capacity=leases.capacity,
+            clients=leases.clients(),
+        )
+        found.drops = registry.tally("drop")
+        found.dropped_tokens = registry.tally("tokens")
+    return found
