@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache, DynamicCache
 
+from ajet.backbone.embedded.packing import Group, Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
 from ajet.schema.errors import ConfigError
 
@@ -55,16 +56,19 @@ class GenericNet:
             )  # fmt: skip
         return out.logits[ext.row_B, ext.last_B].float()
 
-    def logits_at(self, ids_B_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
-        B, T = ids_B_T.shape
-        positions = torch.arange(T, device=ids_B_T.device)[None].expand(B, T)
-        rows, columns = wanted_N // T, wanted_N % T
+    def logits_at(self, part: Pass) -> torch.Tensor:
+        return torch.cat([self._logits_of(group) for group in part.groups])
+
+    def _logits_of(self, group: Group) -> torch.Tensor:
+        B, T = group.ids_B_T.shape
+        positions = torch.arange(T, device=group.ids_B_T.device)[None].expand(B, T)
+        rows, columns = group.wanted_N // T, group.wanted_N % T
         kwargs: dict[str, Any] = {}
         if self._keeps_logits:
             kept, columns = columns.unique(return_inverse=True)
             kwargs["logits_to_keep"] = kept
         with self._cast():
-            logits = self.model(input_ids=ids_B_T, position_ids=positions, use_cache=False, **kwargs).logits
+            logits = self.model(input_ids=group.ids_B_T, position_ids=positions, use_cache=False, **kwargs).logits
         logits_N_V = logits[rows, columns]
         return logits_N_V if logits_N_V.dtype == torch.float64 else logits_N_V.float()
 

@@ -1,6 +1,6 @@
 """A causal language model as sampler and trainer need it: hand-written Qwen2, or any transformers model.
 
-Letters: B sequences, T tokens, N wanted positions, V vocabulary.
+Letters: N wanted positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ajet.backbone.embedded import qwen2
+from ajet.backbone.embedded.packing import Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
 from ajet.schema.errors import ConfigError
 
@@ -41,8 +42,8 @@ class Net(Protocol):
         """See :class:`ajet.backbone.embedded.sampler.Forward`."""
         ...
 
-    def logits_at(self, ids_B_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
-        """Logits ``[N, V]`` at flat positions of right-padded sequences, with gradient unless disabled."""
+    def logits_at(self, part: Pass) -> torch.Tensor:
+        """Logits ``[N, V]`` in the order of ``part.flat_N``, with gradient unless disabled."""
         ...
 
     def synchronize(self) -> None:
@@ -87,11 +88,11 @@ class Qwen2Net:
     def extend(self, kv: PagedKV, ext: Extension) -> torch.Tensor:
         return qwen2.extend(self._served, self.shape, self._rope, kv, ext)
 
-    def logits_at(self, ids_B_T: torch.Tensor, wanted_N: torch.Tensor) -> torch.Tensor:
+    def logits_at(self, part: Pass) -> torch.Tensor:
         w = self._weights if torch.is_grad_enabled() else self._served
         if torch.is_grad_enabled() and w["embed"].dtype != self.dtype:
             w = {name: tensor.to(self.dtype) for name, tensor in w.items()}
-        h_N = qwen2.hidden_at(w, self.shape, self._rope, ids_B_T, wanted_N)
+        h_N = qwen2.hidden_at(w, self.shape, self._rope, part)
         logits = F.linear(h_N, w["embed"] if self.shape.tied else w["lm_head"])
         return logits if logits.dtype == torch.float64 else logits.float()
 

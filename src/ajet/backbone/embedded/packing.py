@@ -1,10 +1,12 @@
-"""Samples → padded forward passes with little padding, and log-probs → rows.
+"""Samples → forward passes over merged prefixes with little padding, and log-probs → rows.
 
-Letters: R rows, T a row's sampled tokens in order, N a batch's trained tokens, B sequences of one pass. Trained tokens
-have flat numbers, row after row, sample after sample: that order is what the loss sees, whatever the passes were.
+Samples that begin with the same ids share the tokens of that beginning: everything but attention is computed on each
+distinct (prefix, token) once (the trie of the pass's samples). Attention runs over padded samples, similar lengths
+together. Trained tokens have flat numbers, row after row, sample after sample: that order is what the loss sees,
+whatever the passes were.
 
-The seam for shared prefixes is here: a :class:`Pass` says which trained tokens it yields, so passes over merged trees
-could replace these without the loss noticing.
+Letters: R rows, T a row's (or sample's) tokens in order, N a batch's trained tokens, B samples of one attention group,
+U distinct tokens of one pass.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import torch
 
 from ajet.trajectory.batch import Row
 
-_GROWTH = 1.06
-"""A pass's longest sample is at most this much longer than its shortest (and a little)."""
+_GROWTH, _SLACK = 1.15, 4
+"""A group's longest sample is at most this much longer than its shortest."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +48,45 @@ class TokenTable:
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One forward pass: right-padded ids, wanted flat positions, and the flat numbers of the tokens they predict."""
+class Group:
+    """Samples of similar length, right-padded, that attend together.
+
+    Attributes:
+        ids_B_T: padded with 0.
+        index_B_T: each token's number among the pass's distinct tokens (0 for padding).
+        first_wanted: no position before it is wanted.
+        wanted_N: flat positions in ``[B, T]`` whose logits are wanted.
+    """
 
     ids_B_T: torch.Tensor
+    index_B_T: torch.Tensor
+    first_wanted: int
     wanted_N: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass.
+
+    Attributes:
+        ids_U, position_U: the distinct tokens and where they stand.
+        home_U: where each stands among the groups' flattened ``[B, T]`` entries, one group after the other.
+        longest: of any group.
+        flat_N: flat number of each predicted token, in the order of the groups' ``wanted_N``.
+        real_tokens: of the samples, before merging.
+    """
+
+    ids_U: torch.Tensor
+    position_U: torch.Tensor
+    home_U: torch.Tensor
+    groups: list[Group]
+    longest: int
     flat_N: torch.Tensor
     real_tokens: int
 
 
 def lay_out(rows: Sequence[Row]) -> tuple[TokenTable, list[Piece]]:
-    """Number the trained tokens and cut each sample after the last of them. A first token is never trained."""
+    """Number the trained tokens and cut each sample before the last of them. A first token is never trained."""
     pieces: list[Piece] = []
     row_parts, column_parts, ids, logprobs, temperatures, versions = [], [], [], [], [], []
     tokens_R = np.zeros(len(rows), np.int64)
@@ -64,12 +94,11 @@ def lay_out(rows: Sequence[Row]) -> tuple[TokenTable, list[Piece]]:
     for r, row in enumerate(rows):
         column = 0
         for sample in row.samples:
-            trained = sample.trained_T.copy()
-            trained[:1] = False
-            where = np.flatnonzero(trained)
-            if not len(where):
-                continue
+            where = np.flatnonzero(sample.trained_T)
+            where = where[where > 0]
             n = len(where)
+            if not n:
+                continue
             pieces.append(Piece(r, np.asarray(sample.ids_T[: where[-1]]), where - 1, np.arange(at, at + n)))
             row_parts.append(np.full(n, r))
             column_parts.append(np.arange(column, column + n))
@@ -91,30 +120,76 @@ def lay_out(rows: Sequence[Row]) -> tuple[TokenTable, list[Piece]]:
 
 
 def passes(pieces: Sequence[Piece], max_tokens: int, device: torch.device) -> list[Pass]:
-    """Cover ``pieces`` by passes of at most ``max_tokens`` padded tokens (or one sample), similar lengths together."""
-    ordered = sorted(pieces, key=lambda p: (len(p.ids_T), int(p.flat_N[0])))
-    groups: list[list[Piece]] = []
+    """Cover ``pieces`` by passes over at most ``max_tokens`` tokens of samples (or one sample)."""
+    # Lexicographic by bytes is not numeric order, and need not be: equal beginnings come to stand together.
+    ordered = sorted(pieces, key=lambda p: (np.ascontiguousarray(p.ids_T, ">i4").tobytes(), int(p.flat_N[0])))
+    chosen: list[list[Piece]] = [[]]
+    used = 0
     for piece in ordered:
-        length = len(piece.ids_T)
-        group = groups[-1] if groups else None
-        if group is None or (len(group) + 1) * length > max_tokens or length > _GROWTH * len(group[0].ids_T) + 2:
-            groups.append([piece])
-        else:
-            group.append(piece)
-    return [_pass(group, device) for group in groups]
+        if chosen[-1] and used + len(piece.ids_T) > max_tokens:
+            chosen.append([])
+            used = 0
+        chosen[-1].append(piece)
+        used += len(piece.ids_T)
+    return [_pass(part, device) for part in chosen if part]
 
 
-def _pass(group: Sequence[Piece], device: torch.device) -> Pass:
-    T = max(len(p.ids_T) for p in group)
-    ids_B_T = np.zeros((len(group), T), np.int64)
-    for b, piece in enumerate(group):
-        ids_B_T[b, : len(piece.ids_T)] = piece.ids_T
-    wanted = np.concatenate([b * T + piece.position_N for b, piece in enumerate(group)])
-    flat = np.concatenate([piece.flat_N for piece in group])
+def _pass(part: Sequence[Piece], device: torch.device) -> Pass:
+    numbers = _merge([piece.ids_T for piece in part])
+    by_length = sorted(range(len(part)), key=lambda i: len(part[i].ids_T))
+    grouped: list[list[int]] = []
+    for i in by_length:
+        if not grouped or len(part[i].ids_T) > _GROWTH * len(part[grouped[-1][0]].ids_T) + _SLACK:
+            grouped.append([])
+        grouped[-1].append(i)
+    distinct = 1 + max(int(n[-1]) for n in numbers)
+    ids_U, position_U, home_U = (np.zeros(distinct, np.int64) for _ in range(3))
+    groups: list[Group] = []
+    flats: list[np.ndarray] = []
+    offset = longest = 0
+    for members in grouped:
+        T = max(len(part[i].ids_T) for i in members)
+        ids_B_T, index_B_T = np.zeros((len(members), T), np.int64), np.zeros((len(members), T), np.int64)
+        wanted: list[np.ndarray] = []
+        for b, i in enumerate(members):
+            piece, number = part[i], numbers[i]
+            n = len(number)
+            ids_B_T[b, :n], index_B_T[b, :n] = piece.ids_T, number
+            ids_U[number], position_U[number] = piece.ids_T, np.arange(n)
+            home_U[number] = offset + b * T + np.arange(n)
+            wanted.append(b * T + piece.position_N)
+            flats.append(piece.flat_N)
+        first = min(int(part[i].position_N[0]) for i in members)
+        groups.append(Group(_to(ids_B_T, device), _to(index_B_T, device), first, _to(np.concatenate(wanted), device)))
+        offset, longest = offset + len(members) * T, max(longest, T)
+    real = sum(len(piece.ids_T) for piece in part)
     return Pass(
-        torch.from_numpy(ids_B_T).to(device), torch.from_numpy(wanted).to(device), torch.from_numpy(flat).to(device),
-        sum(len(p.ids_T) for p in group),
+        _to(ids_U, device), _to(position_U, device), _to(home_U, device), groups, longest,
+        _to(np.concatenate(flats), device), real,
     )  # fmt: skip
+
+
+def _merge(samples: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Number the distinct (prefix, token) pairs of lexicographically ordered samples."""
+    out: list[np.ndarray] = []
+    count = 0
+    for i, ids in enumerate(samples):
+        shared = 0
+        if i:
+            before = samples[i - 1]
+            n = min(len(ids), len(before))
+            differs = np.flatnonzero(ids[:n] != before[:n])
+            shared = int(differs[0]) if len(differs) else n
+        number = np.empty(len(ids), np.int64)
+        number[:shared] = out[-1][:shared] if i else 0
+        number[shared:] = np.arange(count, count + len(ids) - shared)
+        count += len(ids) - shared
+        out.append(number)
+    return out
+
+
+def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array).to(device)
 
 
 def to_rows(values_N: torch.Tensor, row_N: torch.Tensor, column_N: torch.Tensor, rows: int, longest: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The Qwen2 architecture by hand: fused weights, one forward for sampling over paged KV and one for training.
 
-Letters: B sequences, T tokens of each in this pass, N packed tokens, H hidden, V vocabulary. Weights live under short
+Letters: B sequences, T tokens of each in this pass, N wanted tokens, U distinct tokens, H hidden, V vocabulary. Weights live under short
 names with q, k, v (and gate, up) fused; :func:`fuse` and :func:`unfuse` convert from and to transformers' names.
 Checked against transformers in ``tests/unit/backbone``.
 """
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ajet.backbone.embedded.fused import Rotate, SwiGLU, rms_norm
+from ajet.backbone.embedded.packing import Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
 
 Weights = dict[str, torch.Tensor]
@@ -123,59 +125,56 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
 
 
-class _SwiGLU(torch.autograd.Function):
-    """silu(gate) * up with a backward that writes both gradients in one tensor (chunk's own costs several copies)."""
+def hidden_at(w: Weights, shape: Qwen2Shape, rope: Rope, part: Pass) -> torch.Tensor:
+    """Final hidden states ``[N, H]`` at the wanted positions of ``part``, differentiable.
 
-    @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(gate_up)
-        gate, up = gate_up.chunk(2, -1)
-        return F.silu(gate).mul_(up)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        (gate_up,) = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, -1)
-        out = torch.empty_like(gate_up)
-        to_gate, to_up = out.chunk(2, -1)
-        sigmoid = torch.sigmoid(gate)
-        silu = sigmoid * gate
-        torch.mul(grad, silu, out=to_up)
-        # d silu = sigmoid + silu * (1 - sigmoid)
-        silu.addcmul_(silu, sigmoid, value=-1).add_(sigmoid).mul_(up)
-        torch.mul(grad, silu, out=to_gate)
-        return out
-
-
-def hidden_at(
-    w: Weights, shape: Qwen2Shape, rope: Rope, ids_B_T: torch.Tensor, wanted_N: torch.Tensor
-) -> torch.Tensor:
-    """Final hidden states ``[N, H]`` at the flat positions ``wanted_N`` of right-padded sequences, differentiable.
-
-    Padding needs no mask: it stands behind everything that is read. The last layer computes queries and MLP only for
-    the positions whose output is wanted.
+    Padding needs no mask: it stands behind everything that is read. The last layer attends from, and goes on with, the
+    wanted positions only.
     """
-    B, T = ids_B_T.shape
-    heads, kv, dim = shape.heads, shape.kv_heads, shape.head_dim
-    cos, sin = rope.tables(T)
-    cos, sin = cos[:T, None], sin[:T, None]
-    x = F.embedding(ids_B_T.reshape(-1), w["embed"])
+    kv, dim = shape.kv_heads, shape.head_dim
+    width = (shape.heads + 2 * kv) * dim
+    cos, sin = rope.tables(part.longest)
+    half = dim // 2
+    cos_U, sin_U = cos[part.position_U, None, :half], sin[part.position_U, None, :half]
+    x = F.embedding(part.ids_U, w["embed"])
     for i in range(shape.layers):
-        last = i == shape.layers - 1
-        h = F.rms_norm(x, (shape.hidden,), w[f"{i}.norm1"], shape.eps)
-        qkv = F.linear(h, w[f"{i}.qkv"], w[f"{i}.qkv_bias"]).view(B, T, heads + 2 * kv, dim)
-        qk = _rotate(qkv[:, :, : heads + kv], cos, sin)
-        q, k, v = qk[:, :, :heads], qk[:, :, heads:], qkv[:, :, heads + kv :]
-        o = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=heads != kv
-        )
-        o = o.transpose(1, 2).reshape(B * T, heads * dim)
-        if last:
-            x, o = x[wanted_N], o[wanted_N]
+        h = rms_norm(x, w[f"{i}.norm1"], shape.eps)
+        qkv_U = F.linear(h, w[f"{i}.qkv"], w[f"{i}.qkv_bias"]).view(-1, shape.heads + 2 * kv, dim)
+        qkv_U = Rotate.apply(qkv_U, cos_U, sin_U, shape.heads + kv).view(-1, width)
+        if i < shape.layers - 1:
+            attended = [_causal(_gather(qkv_U, group.index_B_T), shape).reshape(-1, shape.heads * dim) for group in part.groups]
+            o = _gather(attended[0] if len(attended) == 1 else torch.cat(attended), part.home_U)
+        else:
+            attended = []
+            for group in part.groups:
+                B, T = group.index_B_T.shape
+                tail = _causal(_gather(qkv_U, group.index_B_T), shape, group.first_wanted).reshape(-1, shape.heads * dim)
+                row, column = group.wanted_N // T, group.wanted_N % T
+                attended.append(_gather(tail, row * (T - group.first_wanted) + column - group.first_wanted))
+            o = attended[0] if len(attended) == 1 else torch.cat(attended)
+            x = _gather(x, torch.cat([group.index_B_T.view(-1)[group.wanted_N] for group in part.groups]))
         x = x + F.linear(o, w[f"{i}.o"])
-        h = F.rms_norm(x, (shape.hidden,), w[f"{i}.norm2"], shape.eps)
-        x = x + F.linear(_SwiGLU.apply(F.linear(h, w[f"{i}.gate_up"])), w[f"{i}.down"])
-    return F.rms_norm(x, (shape.hidden,), w["norm"], shape.eps)
+        h = rms_norm(x, w[f"{i}.norm2"], shape.eps)
+        x = x + F.linear(SwiGLU.apply(F.linear(h, w[f"{i}.gate_up"])), w[f"{i}.down"])
+    return rms_norm(x, w["norm"], shape.eps)
+
+
+def _gather(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """``rows[index]``; an embedding's backward adds up repeated rows much faster than indexing's."""
+    return F.embedding(index, rows)
+
+
+def _causal(qkv_B_T: torch.Tensor, shape: Qwen2Shape, start: int = 0) -> torch.Tensor:
+    """Causal attention from position ``start`` on: ``[B, T - start, heads, dim]``."""
+    B, T, _ = qkv_B_T.shape
+    heads, kv = shape.heads, shape.kv_heads
+    q, k, v = qkv_B_T.view(B, T, heads + 2 * kv, shape.head_dim).transpose(1, 2).split([heads, kv, kv], 1)
+    mask = None
+    if start:
+        q = q[:, :, start:]
+        mask = torch.ones(T - start, T, dtype=torch.bool, device=q.device).tril_(start)
+    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=heads != kv)
+    return o.transpose(1, 2)
 
 
 def extend(w: Weights, shape: Qwen2Shape, rope: Rope, kv: PagedKV, ext: Extension) -> torch.Tensor:

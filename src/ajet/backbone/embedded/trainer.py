@@ -78,7 +78,7 @@ class Trainer:
 
     def log_probs(self, net: Net, part: Pass, table: TokenTable) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the tokens of one pass at each one's own temperature, and the distributions' log-probs."""
-        logits_N_V = net.logits_at(part.ids_B_T, part.wanted_N)
+        logits_N_V = net.logits_at(part)
         flat = part.flat_N.cpu().numpy()
         temperature = table.temperature_N[flat]
         if (temperature != 1.0).any():
@@ -123,7 +123,7 @@ class _Work:
         self.reference_R_T: torch.Tensor | None = None
         skip = not (loss.needs_reference or loss.needs_entropy) and loss.additive
         self.forwarded_R = (advantage_R != 0) if skip else np.ones(rows, bool)
-        self.padded = self.real = 0
+        self.padded = self.real = self.computed = 0
         self._sums: dict[str, float] = {}
         self._tokens = 0
         self._steps: list[dict[str, float]] = []
@@ -244,7 +244,8 @@ class _Work:
     def _forward(self, part: Pass, record: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
         trainer = self.trainer
         self.real += part.real_tokens
-        self.padded += part.ids_B_T.numel()
+        self.computed += len(part.ids_U)
+        self.padded += sum(group.ids_B_T.numel() for group in part.groups)
         logprob_N, logprob_N_V = trainer.log_probs(trainer.net, part, self.table)
         entropy_N = _entropy(logprob_N_V) if self.loss.needs_entropy else None
         if record and self._drift is not None:
@@ -277,6 +278,7 @@ class _Work:
         if self._entropy[1]:
             out["actor/entropy"] = self._entropy[0] / self._entropy[1]
         out["tokens/forward"] = float(self.real)
+        out["tokens/merged_share"] = 1 - self.computed / max(1, self.real)
         out["tokens/padding_share"] = 1 - self.real / max(1, self.padded)
         return {k: v if math.isfinite(v) else float("nan") for k, v in out.items()}
 
