@@ -92,7 +92,8 @@ class ChatRenderer:
                 param="model.path",
             )
         self.tokenizer: Any = tokenizer
-        self._specials = sorted((t for t in tokenizer.get_added_vocab() if t), key=len, reverse=True)
+        markup = (t for t in tokenizer.get_added_vocab() if t in tokenizer.all_special_tokens or t[:1] in ("<", "["))
+        self._specials = sorted(markup, key=len, reverse=True)
         tool_parser = None
         if "<tool_call>" in template:
             tool_parser = "qwen3.5" if "<function=" in template else "qwen3"

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from ajet.envs.werewolves.compact import SYSTEM
 from ajet.envs.werewolves.imitation import Example, examples
@@ -45,15 +45,13 @@ def chat(user: str) -> str:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE trained on the game's own prompts; a name with its space is one token."""
+    """Qwen2's own pre-tokenization, a BPE trained on the game's prompts, and each name with its space as one token.
+
+    ``AutoTokenizer`` gives a Qwen2 model Qwen2's pre-tokenization whatever ``tokenizer.json`` says, and that splits
+    digits off; so the names are added tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
-    words = Regex(r" ?[A-Za-z]+[0-9]?| ?[0-9]| ?[^A-Za-z0-9\s]+|\s+")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(words, "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
@@ -62,7 +60,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator((chat(e.user) + e.reply for e in examples(1, 400)), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, chat_template=TEMPLATE)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, chat_template=TEMPLATE)
+    fast.add_tokens([AddedToken(f" Player{i}", normalized=False) for i in range(1, 10)])
+    return fast
 
 
 def build_model(vocabulary: int, seed: int) -> Qwen2ForCausalLM:
