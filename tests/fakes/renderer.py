@@ -1,0 +1,41 @@
+"""A renderer without a tokenizer: one id per UTF-8 byte. For servers that must start quickly, to be killed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ajet.trajectory.renderer import ParsedReply, StreamDecoder, content_text
+
+STOP = 256
+
+
+class ByteRenderer:
+    """The part of :class:`ajet.trajectory.ChatRenderer` that the server uses."""
+
+    stop_token_ids = (STOP,)
+
+    def render(self, messages: list[dict[str, Any]], tools: Any = None) -> list[int]:
+        return [i for m in messages for i in (*self._line(m), STOP)] + list(b"assistant:")
+
+    @staticmethod
+    def _line(message: dict[str, Any]) -> bytes:
+        return f"{message['role']}:{content_text(message.get('content'))}".encode()
+
+    def render_extension(
+        self, messages: list[dict[str, Any]], known: int, tools: Any, last_reply_id: int | None, reply_text: str
+    ) -> list[int] | None:
+        closing = [] if last_reply_id == STOP else [STOP]
+        return closing + self.render(messages[known:])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
+
+    def token_text(self, token_id: int) -> str:
+        return "<stop>" if token_id == STOP else self.decode([token_id])
+
+    def stream_decoder(self) -> StreamDecoder:
+        return StreamDecoder(self)  # type: ignore[arg-type]
+
+    def parse(self, reply_ids: Sequence[int], tools: Any = None) -> ParsedReply:
+        return ParsedReply({"role": "assistant", "content": self.decode(reply_ids)}, "stop", False)
