@@ -147,7 +147,7 @@ class Operations:
                     "Check that the server runs and that the address is right."
                 ) from cause
             waited = backoff.waited(self._clock())
-            if waited > 1.0:
+            if waited + delay > 1.0:
                 self.notice(
                     f"waiting for {self.server_url} since {waited:.0f} s ({cause}); giving up after {budget:g} s"
                 )

@@ -1,9 +1,15 @@
-"""httpx under the operations: one keep-alive pool, one SSL context, no secrets in what is raised."""
+"""httpx under the operations: kept-alive connections, one SSL context a process, no secrets in what is raised.
+
+Each connection is an ``httpx`` client of its own, taken from a stack and put back. One shared ``httpx`` pool would
+look at every connection on every request: with 200 at once that costs more than the requests.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
+import threading
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,9 +24,9 @@ ANSWER_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 
 
-@lru_cache(maxsize=1)
-def _ssl_context() -> ssl.SSLContext:
-    return httpx.create_ssl_context()
+@lru_cache(maxsize=2)
+def _ssl_context(verify: bool) -> ssl.SSLContext:
+    return httpx.create_ssl_context(verify=verify)
 
 
 def is_loopback(server_url: str) -> bool:
@@ -29,12 +35,12 @@ def is_loopback(server_url: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _options(server_url: str, api_key: str | None, pool_size: int) -> dict[str, Any]:
+def _options(server_url: str, api_key: str | None) -> dict[str, Any]:
     return {
         "base_url": server_url,
         "headers": {"authorization": f"Bearer {api_key}"} if api_key else {},
-        "verify": _ssl_context() if server_url.startswith("https:") else False,
-        "limits": httpx.Limits(max_connections=pool_size, max_keepalive_connections=pool_size, keepalive_expiry=60.0),
+        "verify": _ssl_context(server_url.startswith("https:")),
+        "limits": httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=60.0),
         "trust_env": not is_loopback(server_url),
         "follow_redirects": False,
     }
@@ -69,39 +75,79 @@ def _fault(err: httpx.HTTPError | OSError) -> ConnectionFault:
     return ConnectionFault(str(err) or type(err).__name__)
 
 
+_CLOSED = "This client is closed; make a new one."
+
+
 class BlockingTransport:
-    """Thread-safe; ``pool_size`` connections at most."""
+    """Thread-safe; ``pool_size`` connections at most, the last one used first."""
 
     def __init__(self, server_url: str, api_key: str | None, pool_size: int) -> None:
-        self._http = httpx.Client(**_options(server_url, api_key, pool_size))
+        self._options = _options(server_url, api_key)
+        self._slots = threading.Semaphore(pool_size)
+        self._lock = threading.Lock()
+        self._idle: list[httpx.Client] = []
+        self._closed = False
 
     def send(self, call: Call) -> Reply:
         """Raises :class:`ConnectionFault` where there is no reply."""
-        if self._http.is_closed:
-            raise AjetError("This client is closed; make a new one.")
-        try:
-            return _reply(self._http.request(**_request(call)))
-        except (httpx.TransportError, httpx.DecodingError, OSError) as err:
-            raise _fault(err) from err
+        with self._slots:
+            http = self._take()
+            try:
+                return _reply(http.request(**_request(call)))
+            except (httpx.TransportError, httpx.DecodingError, OSError) as err:
+                raise _fault(err) from err
+            finally:
+                self._put_back(http)
+
+    def _take(self) -> httpx.Client:
+        with self._lock:
+            if self._closed:
+                raise AjetError(_CLOSED)
+            if self._idle:
+                return self._idle.pop()
+        return httpx.Client(**self._options)
+
+    def _put_back(self, http: httpx.Client) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(http)
+                return
+        http.close()
 
     def close(self) -> None:
-        self._http.close()
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for http in idle:
+            http.close()
 
 
 class AsyncTransport:
     """The same for asyncio. Belongs to one event loop."""
 
     def __init__(self, server_url: str, api_key: str | None, pool_size: int) -> None:
-        self._http = httpx.AsyncClient(**_options(server_url, api_key, pool_size))
+        self._options = _options(server_url, api_key)
+        self._slots = asyncio.Semaphore(pool_size)
+        self._idle: list[httpx.AsyncClient] = []
+        self._closed = False
 
     async def send(self, call: Call) -> Reply:
         """Raises :class:`ConnectionFault` where there is no reply."""
-        if self._http.is_closed:
-            raise AjetError("This client is closed; make a new one.")
-        try:
-            return _reply(await self._http.request(**_request(call)))
-        except (httpx.TransportError, httpx.DecodingError, OSError) as err:
-            raise _fault(err) from err
+        async with self._slots:
+            if self._closed:
+                raise AjetError(_CLOSED)
+            http = self._idle.pop() if self._idle else httpx.AsyncClient(**self._options)
+            try:
+                return _reply(await http.request(**_request(call)))
+            except (httpx.TransportError, httpx.DecodingError, OSError) as err:
+                raise _fault(err) from err
+            finally:
+                if self._closed:
+                    await http.aclose()
+                else:
+                    self._idle.append(http)
 
     async def close(self) -> None:
-        await self._http.aclose()
+        self._closed = True
+        while self._idle:
+            await self._idle.pop().aclose()

@@ -53,7 +53,7 @@ def _section(title: str, node: type[BaseModel], prefix: tuple[str, ...]) -> str:
         meaning = " ".join((info.description or "").replace("``", "`").split())
         rows.append(f"| `{name}` | {_type(info)} | {_default(info)} | {meaning.replace('|', chr(92) + '|')} |")
     table = "\n".join(rows) if len(rows) > 2 else ""
-    return "\n".join([f"## `{title}`", "", table, *below]) if table else "\n".join([f"## `{title}`", "", *below])
+    return "\n\n".join([f"## `{title}`", *([table] if table else []), *below])
 
 
 def _type(info: FieldInfo) -> str:

@@ -96,7 +96,13 @@ class FakeSwarm:
             wanted = query.get("wait_state", "").split(",")
             if query.get("wait_s"):
                 self.lock.wait_for(lambda: self.state in [*wanted, "FAILED"], min(float(query["wait_s"]), 5.0))
-            return 200, {"state": self.state, "since": 0.0, "failure": self.failure, "step": self.step, "total_steps": 25}
+            return 200, {
+                "state": self.state,
+                "since": 0.0,
+                "failure": self.failure,
+                "step": self.step,
+                "total_steps": 25,
+            }
         if (method, route) == ("PUT", "/job"):
             running = self.job if self.state not in ("OFFLINE", "FAILED") else None
             if running is not None and running != body["job"]:

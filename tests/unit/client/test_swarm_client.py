@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import socket
 import subprocess
 import sys
@@ -125,8 +126,7 @@ def test_begin_waits_on_the_server_for_capacity(swarm: FakeSwarm, client: SwarmC
         assert not second.done()
         client.abort_episode(first)
         assert second.result(10)[0] in swarm.open
-    begins = [answer for answer in swarm.granted.values()]
-    assert len({begin["request_id"] for begin in begins}) == 2, "a waiting begin keeps its request id"
+    assert len({begin["request_id"] for begin in swarm.granted.values()}) == 2, "a waiting begin keeps its request id"
 
 
 def test_training_finished_is_raised_and_ends_a_script_with_code_0(swarm: FakeSwarm, client: SwarmClient) -> None:
@@ -274,7 +274,7 @@ def test_heartbeats_cover_all_open_episodes_at_a_third_of_the_smallest_timeout(
     quick, _ = client.begin_episode(discard_episode_timeout=0.6)
     swarm.until(lambda: len(swarm.beats) >= 4)
     times = [when for when, _ in swarm.beats]
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert max(gaps) < 0.6
     assert min(gaps) > 0.1
     assert all(set(episodes) == {slow, quick} for _, episodes in swarm.beats)
@@ -371,7 +371,9 @@ seconds = time.perf_counter() - started
 heavy = {m.split('.')[0] for m in sys.modules} & {'torch', 'fastapi', 'uvicorn', 'starlette', 'transformers', 'numpy', 'openai'}
 print(seconds, sorted(heavy))
 """
-    runs = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(3)]
+    runs = [
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(3)
+    ]
     outputs = [run.stdout.split(maxsplit=1) for run in runs]
     assert all(heavy.strip() == "[]" for _, heavy in outputs)
     assert min(float(seconds) for seconds, _ in outputs) < 0.3
