@@ -23,6 +23,9 @@ from ajet.schema.task import Task, WorkflowTask
 from ajet.task_reader import RouterTaskReader
 from ajet.utils.thread_executors import PeriodicDrainThreadPoolExecutor
 
+STARTED = "demo_training_started"
+"""File with the time at which training began, Unix seconds."""
+
 _lock = threading.Lock()
 
 
@@ -90,6 +93,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.eval_games:
         evaluate(client, targets, args.folder, "initial", args.eval_games, job.max_env_worker)
     say(phase="train")
+    started = args.folder / STARTED
+    if not started.exists():
+        started.write_text(f"{time.time():.3f}\n")
     train(client, job, targets, args.live, args.seed)
     if args.eval_games:
         evaluate(client, targets, args.folder, "final", args.eval_games, job.max_env_worker)

@@ -33,7 +33,7 @@ def build_summary(
             "win_rate": {
                 key.removeprefix("env/win/"): value for key, value in row.items() if key.startswith("env/win/")
             },
-            "games": int(row.get("episodes", 0)),
+            "games": int(row.get("pool/episodes", 0)),
         }
         for row in history
     ]

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ajet.copilot.job import AgentJetJob
+from ajet.demo.player import STARTED
 from ajet.demo.report import build_summary, draw_curve, print_report
 from ajet.schema.errors import AjetError, ConfigError, EngineFailed
 
@@ -90,7 +91,8 @@ def run(
         except KeyboardInterrupt:
             console.print("stopped; the same command continues this run")
             return 130
-    seconds = sum(row.get("timing/step_s", 0.0) for row in history)
+    started = folder / STARTED
+    seconds = history[-1]["time"] - float(started.read_text()) if history and started.exists() else 0.0
     drops = status.get("drops", {})
     summary = build_summary(folder, history, seed=seed, targets=targets, wall_seconds=seconds, drops=drops)
     temporary = folder / "summary.tmp"
@@ -213,8 +215,8 @@ def _watch(
                 raise EngineFailed(f"The engine failed: {status.get('last_error')}")
             if phase == "train":
                 bars.update(bar, completed=len(history), note=_note(history, status))
-                for row in history[seen:]:
-                    line = f"step {int(row['step']):>3}/{total}  {_note([row], status)}"
+                for n in range(seen, len(history)):
+                    line = f"step {int(history[n]['step']):>3}/{total}  {_note(history[: n + 1], status)}"
                     (console.print if plain else bars.console.print)(line, highlight=False)
                 seen = len(history)
         bars.update(bar, completed=total)
@@ -225,12 +227,15 @@ def _watch(
 
 def _note(history: list[dict[str, Any]], status: dict[str, Any]) -> str:
     if not history:
-        pool = status.get("pool", {})
-        return f"groups {pool.get('complete', 0)}/{pool.get('needed', '?')}"
+        pool = status.get("pool") or {}
+        return f"groups {pool.get('groups_complete', 0)}/{pool.get('groups_needed', '?')}"
     row = history[-1]
     wins = "  ".join(f"{k.removeprefix('env/win/')} {v:.2f}" for k, v in sorted(row.items()) if k.startswith("env/win/"))
-    seconds = row.get("timing/step_s") or 1.0
+    seconds = row.get("time/collect_s", 0.0) + row.get("time/update_s", 0.0)
+    if len(history) > 1:
+        seconds = row["time"] - history[-2]["time"]
+    seconds = max(seconds, 1e-3)
     return (
-        f"win rate: {wins}   {row.get('episodes', 0) / seconds:.1f} games/s"
+        f"win rate: {wins}   {row.get('pool/episodes', 0) / seconds:.1f} games/s"
         f"  {row.get('tokens/sampled', 0) / seconds:.0f} tokens/s"
     )
