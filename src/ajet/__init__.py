@@ -1,20 +1,12 @@
 """AgentJet: a swarm server that trains one language model, and light clients that play and report rewards.
 
-The names below are imported when first used, so ``import ajet`` costs nothing.
+The names below are imported when first used, so ``import ajet`` costs nothing; ``__init__.pyi`` says what they are.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ajet.client import AsyncSwarmClient, PeriodicDrainThreadPoolExecutor, SwarmClient
-    from ajet.copilot.job import AgentJetJob
-    from ajet.default_config.ajet_config_schema import AjetTaskReader
-    from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
-    from ajet.schema.task import Task, Workflow, WorkflowOutput, WorkflowTask
-    from ajet.task_reader import RouterTaskReader
+from typing import Any
 
 __version__ = "0.1.0"
 

@@ -83,7 +83,7 @@ def parse_layer(text: str, name: str) -> Layer:
 
 
 def _kind(node: yaml.Node) -> str:
-    return {"sequence": "list", "scalar": "single value"}.get(node.id, node.id)
+    return "list" if isinstance(node, yaml.SequenceNode) else "single value"
 
 
 def _mapping(
