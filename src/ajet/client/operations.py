@@ -197,11 +197,12 @@ class Operations:
 
     def wait_until(self, states: Iterable[str], timeout: float | None = None) -> Operation[EngineState]:
         wanted = tuple(EngineState(str(state)) for state in states)
+        endings = dict.fromkeys((*wanted, EngineState.FAILED, EngineState.FINISHED))
         deadline = None if timeout is None else self._clock() + timeout
         while True:
             asked = self._clock()
             left = LONG_POLL_S if deadline is None else max(0.0, deadline - asked)
-            status = yield from self.status(wait_states=wanted, wait_s=min(LONG_POLL_S, left))
+            status = yield from self.status(wait_states=endings, wait_s=min(LONG_POLL_S, left))
             state = EngineState(status["state"])
             if state in wanted:
                 return state
@@ -209,6 +210,8 @@ class Operations:
                 raise engine_failed(status)
             if state is EngineState.FINISHED and EngineState.ROLLING in wanted:
                 raise TrainingFinished("Training is finished: total_training_steps is reached.")
+            if state is EngineState.FINISHED:
+                endings.pop(state, None)
             now = self._clock()
             if deadline is not None and now >= deadline:
                 raise EngineUnavailable(f"The engine is still {state} after {timeout:g} s, not {' or '.join(wanted)}.")

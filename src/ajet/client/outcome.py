@@ -10,6 +10,7 @@ from enum import Enum
 from ajet.schema.errors import (
     AjetError,
     EngineFailed,
+    EngineUnavailable,
     EpisodeGone,
     Forbidden,
     InfrastructureFault,
@@ -28,7 +29,7 @@ class Outcome(str, Enum):
     WEATHER = "weather"
     """Infrastructure: network, a server that restarts, a lease that expired, a static model's 429. Run again."""
     UNREACHABLE = "unreachable"
-    """The swarm server did not answer within the client's budget. Run again, but not for ever."""
+    """No swarm server, or no running engine, within the client's budget. Run again, but not for ever."""
     FATAL = "fatal"
     """No run can succeed: the engine has failed, or the key is wrong."""
     BUG = "bug"
@@ -70,7 +71,7 @@ def _verdict(error: BaseException) -> Outcome:
         return Outcome.FINISHED
     if isinstance(error, (EngineFailed, InvalidKey, Forbidden)):
         return Outcome.FATAL
-    if isinstance(error, ServerUnreachable):
+    if isinstance(error, (ServerUnreachable, EngineUnavailable)):
         return Outcome.UNREACHABLE
     if isinstance(error, (InfrastructureFault, EpisodeGone, ConnectionError, TimeoutError)):
         return Outcome.WEATHER

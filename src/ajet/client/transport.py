@@ -19,8 +19,8 @@ import httpx
 from ajet.client.operations import Call, ConnectionFault, Reply
 from ajet.schema.errors import AjetError
 
-ANSWER_TIMEOUT_S = 60.0
-"""Longest silence of a request that the server does not hold on purpose."""
+ANSWER_TIMEOUT_S = 90.0
+"""Longest silence of a request that the server does not hold on purpose. (An end may wait 60 s for a booting server.)"""
 CONNECT_TIMEOUT_S = 10.0
 
 

@@ -25,6 +25,7 @@ from ajet.client import executor as executor_module
 from ajet.client.outcome import Outcome, outcome_of
 from ajet.schema.errors import (
     EngineFailed,
+    EngineUnavailable,
     EpisodeGone,
     InfrastructureFault,
     InvalidKey,
@@ -199,6 +200,14 @@ def test_what_no_run_can_survive_is_raised_at_the_next_submission(error: Excepti
     executor = PeriodicDrainThreadPoolExecutor(workers=10**9, max_parallel=1)
     with pytest.raises(type(error)):
         consume(executor.submit_with_periodic_drain(run) for _ in range(3))
+
+
+def test_an_engine_that_stays_offline_does_not_loop_for_ever(swarm: FakeSwarm) -> None:
+    swarm.state = "OFFLINE"
+    client = SwarmClient(swarm.url, verbose=False, retry_budget_s=0.05)
+    executor = PeriodicDrainThreadPoolExecutor(workers=4, auto_retry=False)
+    with pytest.raises(EngineUnavailable, match="OFFLINE"):
+        consume(executor.submit_with_periodic_drain(client.begin_episode) for _ in itertools.count())
 
 
 # ── episodes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -447,6 +456,7 @@ def _wrapped(error: Exception) -> Exception:
         (_StatusError("episode_gone"), Outcome.WEATHER),
         (_StatusError("training_finished"), Outcome.FINISHED),
         (TrainingFinished("done"), Outcome.FINISHED),
+        (EngineUnavailable("offline"), Outcome.UNREACHABLE),
         (openai.APITimeoutError(request=httpx.Request("POST", "http://x")), Outcome.WEATHER),
     ],
 )

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from tests.unit.client.fake_swarm import FakeSwarm
@@ -386,6 +387,21 @@ def test_auto_start_refuses_an_address_of_another_machine() -> None:
 
 def test_auto_start_uses_what_listens_already(swarm: FakeSwarm) -> None:
     assert SwarmClient(swarm.url, verbose=False, auto_start_swarm_server=True).get_engine_status() == "ROLLING"
+
+
+def test_auto_start_starts_a_server_and_stops_it_at_exit(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = f"""
+from ajet import SwarmClient
+print(SwarmClient("http://127.0.0.1:{port}", auto_start_swarm_server=True).get_engine_status())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, done.stdout.split()[-1]) == (0, "OFFLINE"), done.stderr
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_stats_read_as_text(client: SwarmClient, capsys: pytest.CaptureFixture[str]) -> None:
