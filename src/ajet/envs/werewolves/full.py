@@ -1,0 +1,213 @@
+"""Prompts for real language models: one growing conversation per player, in English or Chinese.
+
+The rules text is generated from the :class:`BoardOptions` that the engine runs. A player's conversation is only ever
+appended to: each request adds one user message with what the player has learned since, and the reply is kept as it
+was sent. Nothing but :meth:`Game.visible` gets in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Literal
+
+from ajet.envs.werewolves.engine import Event, Game, Request
+from ajet.envs.werewolves.rules import BoardOptions, Role
+
+Language = Literal["en", "zh"]
+
+_ROLES_ZH = {"werewolf": "狼人", "seer": "预言家", "witch": "女巫", "hunter": "猎人", "villager": "村民"}
+
+
+def seat_name(seat: int, language: Language) -> str:
+    return f"Player{seat + 1}" if language == "en" else f"{seat + 1}号"
+
+
+def _seats(seats: Any, language: Language) -> str:
+    names = [seat_name(i, language) for i in seats]
+    return (", " if language == "en" else "、").join(names) or ("nobody" if language == "en" else "无人")
+
+
+def rules_text(options: BoardOptions, language: Language) -> str:
+    """The rules, from the options."""
+    counts = Counter(role.value for role in options.roles)
+    if language == "zh":
+        roles = "、".join(f"{n} 名{_ROLES_ZH[r]}" for r, n in counts.items())
+        win = {"side_wiped": "所有村民死亡，或预言家、女巫、猎人全部死亡", "parity": "存活狼人数不少于其他存活玩家"}[options.wolf_win]
+        save = {"never": "女巫不能救自己。", "first_night": "女巫只能在第一夜救自己。", "always": "女巫可以救自己。"}[options.witch_self_save]
+        tie = {"revote": "平票者再次发言，其余玩家在他们之中重新投票；再次平票则无人出局。", "nobody": "平票则无人出局。"}[options.day_tie]
+        wolf_tie = {"seeded": "狼人意见平票时在平票目标中随机选一人。", "none": "狼人意见平票时当夜无人被杀。"}[options.wolf_tie]
+        own = "可以投自己。" if options.self_vote else "不能投自己。"
+        return (
+            f"{len(options.roles)} 人狼人杀：{roles}。好人阵营：除狼人外的所有人。\n"
+            f"狼人获胜：{win}。好人获胜：所有狼人死亡（先判定）。第 {options.max_days} 天结束仍未分出胜负为平局。\n"
+            f"夜晚：狼人依次选择目标（可以是任何存活玩家或空刀）。{wolf_tie}预言家查验一名其他存活玩家是好人还是狼人，不可重复查验。"
+            f"女巫有一瓶解药和一瓶毒药，同一夜不能同时使用；持有解药时才知道谁被袭击。{save}"
+            "猎人被狼人杀死或被放逐时可以开枪，被毒死则不能。\n"
+            f"白天：依次发言，然后同时投票，可以弃票，{own}{tie}"
+            "第一夜的死者和被放逐者有遗言，被毒死和被枪杀者没有。死亡不公布身份。"
+        )
+    roles = ", ".join(f"{n} {r}{'s' if n > 1 else ''}" for r, n in counts.items()).replace("werewolfs", "werewolves")
+    win = {
+        "side_wiped": "all villagers are dead, or seer, witch and hunter are all dead",
+        "parity": "the living wolves are at least as many as the other living players",
+    }[options.wolf_win]
+    save = {
+        "never": "She may never save herself.",
+        "first_night": "She may save herself in the first night only.",
+        "always": "She may save herself.",
+    }[options.witch_self_save]
+    tie = {
+        "revote": "After a tie the tied players speak and the others vote again among them; a second tie exiles nobody.",
+        "nobody": "A tie exiles nobody.",
+    }[options.day_tie]
+    wolf_tie = {
+        "seeded": "A tie among the wolves' targets is drawn by lot.",
+        "none": "A tie among the wolves' targets kills nobody.",
+    }[options.wolf_tie]
+    own = "You may vote for yourself." if options.self_vote else "You may not vote for yourself."
+    return (
+        f"Werewolf with {len(options.roles)} players: {roles}. Everyone but the werewolves is on the good side.\n"
+        f"Wolves win when {win}. The good side wins when all wolves are dead; this is checked first. "
+        f"A game undecided at the end of day {options.max_days} is a draw.\n"
+        f"Night: the wolves name a target one after another (any living player, or nobody). {wolf_tie} "
+        "The seer learns of one other living player whether it is good or a wolf, never twice of the same. "
+        "The witch has one antidote and one poison and may not use both in one night; she learns who was attacked "
+        f"only while she holds the antidote. {save} "
+        "The hunter may shoot a living player when killed by wolves or exiled, not when poisoned.\n"
+        f"Day: everyone speaks in turn, then all vote at once; abstaining is allowed. {own} {tie} "
+        "The first night's victim and exiled players have last words; poisoned and shot ones have none. "
+        "Roles of the dead are not revealed."
+    )
+
+
+_FORMAT = {
+    "en": "Think freely first if you like, inside <think></think>; nobody hears that. {what}",
+    "zh": "可以先在 <think></think> 中自由思考，别人听不到。{what}",
+}
+_WHAT = {
+    "en": {
+        "kill": 'Whom do you attack? You may add a sentence for your fellow wolves. End with one line: {{"kill": "PlayerN"}} or {{"kill": null}}.',
+        "check": 'Whom do you check? End with one line: {{"check": "PlayerN"}}.',
+        "witch": 'End with one line: {{"save": true or false, "poison": "PlayerN" or null}}.',
+        "shoot": 'You are dying and may shoot. End with one line: {{"shoot": "PlayerN"}} or {{"shoot": null}}.',
+        "speak": "It is your turn to speak. Outside the thinking, write only what all players shall hear.",
+        "vote": 'Vote. End with one line: {{"vote": "PlayerN"}} or {{"vote": null}}.',
+        "day": 'Speak to all players, then end with one line that they do not hear: {{"vote": "PlayerN"}} or {{"vote": null}}.',
+        "last_words": "You are out of the game. Write your last words; all players hear them.",
+    },
+    "zh": {
+        "kill": '你们要袭击谁？可以先对狼同伴说一句话。最后单独一行：{{"kill": "N号"}} 或 {{"kill": null}}。',
+        "check": '你要查验谁？最后单独一行：{{"check": "N号"}}。',
+        "witch": '最后单独一行：{{"save": true 或 false, "poison": "N号" 或 null}}。',
+        "shoot": '你即将死亡，可以开枪。最后单独一行：{{"shoot": "N号"}} 或 {{"shoot": null}}。',
+        "speak": "轮到你发言。思考之外只写要让所有人听到的话。",
+        "vote": '请投票。最后单独一行：{{"vote": "N号"}} 或 {{"vote": null}}。',
+        "day": '先对所有人发言，最后单独一行（别人听不到）：{{"vote": "N号"}} 或 {{"vote": null}}。',
+        "last_words": "你已出局，请写下遗言，所有人都会听到。",
+    },
+}
+
+
+class Conversation:
+    """One player's growing conversation."""
+
+    def __init__(self, game: Game, seat: int, language: Language = "en") -> None:
+        self.game, self.seat, self.language = game, seat, language
+        self._read = 0
+        role = game.roles[seat].value
+        rules = rules_text(game.options, language)
+        if language == "en":
+            text = f"You play a game of Werewolf as {seat_name(seat, language)}. Your role: {role}.\n\n{rules}"
+        else:
+            text = f"你在玩狼人杀，你是{seat_name(seat, language)}，身份：{_ROLES_ZH[role]}。\n\n{rules}"
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": text}]
+
+    def ask(self, request: Request) -> list[dict[str, Any]]:
+        """Add what is new and the request; returns the conversation so far."""
+        lines = [line for event in self._news() if (line := self.describe(event))]
+        lines.append(self._question(request))
+        self.messages.append({"role": "user", "content": "\n".join(lines)})
+        return list(self.messages)
+
+    def repair(self, problem: str) -> list[dict[str, Any]]:
+        """Ask again after a reply that could not be used."""
+        text = f"{problem} Answer again in the required form." if self.language == "en" else f"{problem} 请按要求的格式重新回答。"
+        self.messages.append({"role": "user", "content": text})
+        return list(self.messages)
+
+    def answered(self, reply: dict[str, Any]) -> None:
+        """Keep the reply exactly as the model sent it."""
+        self.messages.append(reply)
+
+    def _news(self) -> list[Event]:
+        visible = self.game.visible(self.seat)
+        news, self._read = visible[self._read :], len(visible)
+        return news
+
+    def _question(self, request: Request) -> str:
+        en = self.language == "en"
+        night = request.kind in ("kill", "check", "witch")
+        head = (f"Night {request.day}." if night else f"Day {request.day}.") if en else f"第{request.day}{'夜' if night else '天'}。"
+        parts = [head]
+        if request.kind == "witch":
+            if request.victim is not None:
+                name = seat_name(request.victim, self.language)
+                parts.append(f"{name} was attacked tonight." if en else f"今晚{name}被袭击。")
+            if not request.may_save:
+                parts.append("You cannot use the antidote now." if en else "现在不能使用解药。")
+            if not request.may_poison:
+                parts.append("The poison is used up." if en else "毒药已用完。")
+        if request.legal:
+            seats = _seats(request.legal, self.language)
+            parts.append(f"You may name: {seats}." if en else f"可选：{seats}。")
+        what = _WHAT[self.language][request.kind].replace("{{", "{").replace("}}", "}")
+        return " ".join([*parts, _FORMAT[self.language].replace("{what}", what)])
+
+    def describe(self, event: Event) -> str:
+        """One event in words; empty where the player needs no telling."""
+        en = self.language == "en"
+
+        def who(seat: int | None) -> str:
+            return ("nobody" if en else "无人") if seat is None else seat_name(seat, self.language)
+
+        actor, target = who(event.actor), who(event.target)
+        mine = event.actor == self.seat
+        day = event.day
+        if event.kind == "teammates":
+            names = _seats(event.players, self.language)
+            return f"The wolves are {names}." if en else f"狼人是{names}。"
+        if event.kind == "wolf_pick" and not mine:
+            said = f": {event.text}" if event.text else ""
+            return f"Your fellow wolf {actor} picks {target}{said}" if en else f"狼同伴{actor}选择{target}{said}"
+        if event.kind == "wolf_target":
+            return f"The wolves attack {target}." if en else f"狼队今晚袭击{target}。"
+        if event.kind == "check":
+            result = ("a wolf" if event.is_wolf else "good") if en else ("狼人" if event.is_wolf else "好人")
+            return f"You checked {target}: {result}." if en else f"你查验了{target}：{result}。"
+        if event.kind == "witch_saved":
+            return f"You saved {target}." if en else f"你救了{target}。"
+        if event.kind == "witch_poisoned":
+            return f"You poisoned {target}." if en else f"你毒了{target}。"
+        if event.kind == "deaths":
+            names = _seats(event.players, self.language)
+            return f"Day {day} breaks. Died in the night: {names}." if en else f"第{day}天天亮，昨夜死亡：{names}。"
+        if event.kind == "shot":
+            return f"{actor} is the hunter and shoots {target}." if en else f"{actor}是猎人，开枪带走{target}。"
+        if event.kind == "speech":
+            return "" if mine else f"{actor}: {event.text}" if en else f"{actor}：{event.text}"
+        if event.kind == "last_words":
+            return "" if mine else f"Last words of {actor}: {event.text}" if en else f"{actor}的遗言：{event.text}"
+        if event.kind == "votes":
+            pairs = [f"{who(v)}→{who(t)}" for v, t in event.votes]
+            return f"Votes: {', '.join(pairs)}." if en else f"投票：{'、'.join(pairs)}。"
+        if event.kind == "tie":
+            names = _seats(event.players, self.language)
+            return f"Tie between {names}." if en else f"平票：{names}。"
+        if event.kind == "exile":
+            return f"{target} is exiled." if en else f"{target}被放逐。"
+        if event.kind == "no_exile":
+            return "Nobody is exiled." if en else "无人被放逐。"
+        return ""
+
+
+__all__ = ["Conversation", "Language", "Role", "rules_text", "seat_name"]

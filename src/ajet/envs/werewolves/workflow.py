@@ -1,0 +1,225 @@
+"""Nine-player Werewolves as an episode: who plays which seat, and what each gets for it.
+
+Reward, per player: 1 if the player's side won, 0 if it lost, 0.5 for a draw, minus ``format_penalty`` times the share
+of that player's own replies that could not be used. It is keyed by agent name; each agent's tag is its role, so that
+groups are formed by (deal, role) and opposed sides never share a baseline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Literal
+
+from ajet.envs.werewolves.board import Board
+from ajet.envs.werewolves.endpoint import POLICY_TIMEOUT_S, STATIC_TIMEOUT_S, Endpoint, gate_for
+from ajet.envs.werewolves.engine import Game
+from ajet.envs.werewolves.full import Language
+from ajet.envs.werewolves.habits import Habits
+from ajet.envs.werewolves.players import ModelPlayer, Player, Scripted, play_game
+from ajet.envs.werewolves.rules import BoardOptions, Role, side_of
+from ajet.envs.werewolves.scripted import ScriptedPlayer, Strength
+from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
+from ajet.schema.errors import ConfigError
+from ajet.schema.task import Task, Workflow, WorkflowOutput, WorkflowTask
+
+COMPACT_MODELS = "ajet-tiny"
+"""Models whose name begins so were taught the compact prompts."""
+KEY_VARIABLES = ("AJET_OPPONENT_API_KEY", "OPENAI_API_KEY")
+
+
+class ExampleWerewolves(Workflow):
+    """Plays one game.
+
+    Args:
+        trainable_targets: roles that speak through the model in training.
+        big_external_opponent_llm_name, big_external_opponent_llm_url: a static model for the other roles, on any
+            OpenAI-compatible endpoint. Without a URL they are scripted players.
+        big_external_opponent_llm_api_key: its key; else ``AJET_OPPONENT_API_KEY`` or ``OPENAI_API_KEY``.
+        options: the board.
+        prompt_style: ``compact`` for models that were taught it, ``full`` for real ones; ``auto`` goes by the name.
+        live: with targets on both sides: ``alternate`` lets the wolves be live in even deals and the good targets in
+            odd ones, the other side scripted (a group always the same); ``both`` plays them against each other, each
+            credited for its own result. ``alternate`` is the default: it showed the clearer signal.
+        temperature: of the policy's calls; left out, the job's.
+        opponents: strength of scripted players.
+        format_penalty: largest loss of reward for replies that could not be used.
+        external_budget_s: how long a failing static endpoint is retried before the game is void.
+        external_concurrency: calls to the static endpoint at once, over the whole process.
+
+    Raises:
+        ConfigError: an unknown role, or an option that does not exist.
+    """
+
+    def __init__(
+        self,
+        trainable_targets: Sequence[str] = ("werewolf", "seer"),
+        big_external_opponent_llm_name: str | None = None,
+        big_external_opponent_llm_url: str | None = None,
+        big_external_opponent_llm_api_key: str | None = None,
+        *,
+        options: BoardOptions | None = None,
+        prompt_style: Literal["auto", "compact", "full"] = "auto",
+        language: Language = "en",
+        live: Literal["alternate", "both"] = "alternate",
+        temperature: float | None = None,
+        opponents: Strength = "normal",
+        format_penalty: float = 0.5,
+        external_budget_s: float = 600.0,
+        external_timeout_s: float = STATIC_TIMEOUT_S,
+        external_concurrency: int = 64,
+        policy_budget_s: float = 900.0,
+    ) -> None:
+        self.options = options or BoardOptions()
+        known = sorted({role.value for role in self.options.roles})
+        unknown = sorted(set(trainable_targets) - set(known))
+        if unknown or not trainable_targets:
+            raise ConfigError(
+                f"trainable_targets may name {', '.join(known)}; not {', '.join(unknown) or 'nobody'}.",
+                param="trainable_targets",
+            )
+        for name, value, allowed in (
+            ("prompt_style", prompt_style, ("auto", "compact", "full")),
+            ("live", live, ("alternate", "both")),
+            ("language", language, ("en", "zh")),
+            ("opponents", opponents, ("easy", "normal", "hard")),
+        ):
+            if value not in allowed:
+                raise ConfigError(f"{name} is one of {', '.join(allowed)}; not {value!r}.", param=name)
+        if big_external_opponent_llm_url and not big_external_opponent_llm_name:
+            raise ConfigError("Give big_external_opponent_llm_name with its URL.", param="big_external_opponent_llm_name")
+        self.targets = tuple(Role(t) for t in dict.fromkeys(trainable_targets))
+        self.external_name, self.external_url = big_external_opponent_llm_name, big_external_opponent_llm_url
+        self._external_key = big_external_opponent_llm_api_key or next(
+            (os.environ[v] for v in KEY_VARIABLES if os.environ.get(v)), "none"
+        )
+        self.prompt_style, self.language, self.live = prompt_style, language, live
+        self.temperature, self.opponents, self.format_penalty = temperature, opponents, format_penalty
+        self.external_budget_s, self.external_timeout_s = external_budget_s, external_timeout_s
+        self.external_concurrency, self.policy_budget_s = external_concurrency, policy_budget_s
+
+    # ── what a task decides ──────────────────────────────────────────────────────────────────────────────────────
+
+    @staticmethod
+    def deal_number(task: Task) -> int:
+        """The deal of a task: its ``random_number``, else a hash of its id that is the same everywhere."""
+        number = task.metadata.get("random_number")
+        if isinstance(number, int) and not isinstance(number, bool):
+            return number
+        return int.from_bytes(hashlib.sha256(task.task_id.encode()).digest()[:6], "big")
+
+    @classmethod
+    def deal_seed(cls, task: Task) -> str:
+        """Held-out deals have a name space of their own."""
+        return f"{'eval' if task.metadata.get('split') == 'eval' else 'train'}-{cls.deal_number(task)}"
+
+    def live_roles(self, task: Task) -> tuple[Role, ...]:
+        """The targets that speak through the model in this task's games."""
+        sides = {side_of(role) for role in self.targets}
+        if len(sides) < 2 or self.live == "both":
+            return self.targets
+        wolves_turn = self.deal_number(task) % 2 == 0
+        return tuple(r for r in self.targets if (r is Role.WEREWOLF) == wolves_turn)
+
+    # ── playing ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def execute(self, workflow_task: WorkflowTask, api: OpenaiBaseUrlAndApiKey) -> WorkflowOutput:
+        """Play one game against the endpoint ``api``.
+
+        Raises:
+            InfrastructureFault: an endpoint failed for good; the game is void and must not be rewarded.
+        """
+        task = workflow_task.task
+        seed = self.deal_seed(task)
+        episode = "paired" if task.metadata.get("paired") else workflow_task.episode_uuid or api.episode_uuid
+        style = self.prompt_style
+        if style == "auto":
+            style = "compact" if api.model.startswith(COMPACT_MODELS) else "full"
+        game = Game(seed, self.options, play_seed=f"{seed}-{episode}")
+        board = Board(game)
+        rng = random.Random(f"players-{seed}-{episode}")
+        live_roles = self.live_roles(task)
+        live = frozenset(i for i, role in enumerate(game.roles) if role in live_roles)
+        habits = Habits(board, live)
+        async with AsyncExitStack() as stack:
+            policy = await stack.enter_async_context(
+                Endpoint(api.base_url, api.model, self.policy_budget_s, POLICY_TIMEOUT_S, rng=random.Random(rng.random()))
+            )
+            external: Endpoint | None = None
+            if self.external_url:
+                gate = gate_for(self.external_url, self.external_concurrency)
+                external = await stack.enter_async_context(
+                    Endpoint(
+                        self.external_url, self.external_name or "", self.external_budget_s, self.external_timeout_s,
+                        gate=gate, rng=random.Random(rng.random()), name="static",
+                    )
+                )  # fmt: skip
+            players: dict[int, Player] = {}
+            models: dict[int, ModelPlayer] = {}
+            for seat, role in enumerate(game.roles):
+                own = random.Random(rng.random())
+                if seat in live:
+                    key = api.for_agent(f"Player{seat + 1}", role.value).api_key
+                    models[seat] = ModelPlayer(
+                        game, board, seat, policy, key, style=style, language=self.language,
+                        temperature=self.temperature, rng=own,
+                    )  # fmt: skip
+                    players[seat] = models[seat]
+                elif external is not None:
+                    players[seat] = ModelPlayer(
+                        game, board, seat, external, self._external_key, style="full", language=self.language, rng=own
+                    )
+                else:
+                    players[seat] = Scripted(ScriptedPlayer(game, board, seat, own, self.opponents))
+            if style == "compact":
+                game.one_call = live
+            await play_game(game, players, habits.watch)
+        return self._output(game, models, habits, policy, external, players)
+
+    def _output(
+        self,
+        game: Game,
+        models: dict[int, ModelPlayer],
+        habits: Habits,
+        policy: Endpoint,
+        external: Endpoint | None,
+        players: dict[int, Player],
+    ) -> WorkflowOutput:
+        reward: dict[str, float] = {}
+        outcomes: Counter[str] = Counter()
+        wins: dict[str, float] = {}
+        for seat, player in models.items():
+            role = game.roles[seat]
+            won = game.winner == side_of(role)
+            wins[role.value] = float(won)
+            outcomes.update(player.outcomes)
+            if player.calls:
+                bad = player.outcomes["fallback"] / sum(player.outcomes.values())
+                base = 0.5 if game.winner == "draw" else float(won)
+                reward[f"Player{seat + 1}"] = base - self.format_penalty * bad
+        metrics: dict[str, float] = {f"win/{role}": value for role, value in wins.items()}
+        metrics["game/days"] = float(game.day)
+        metrics["game/draw"] = float(game.winner == "draw")
+        for outcome in ("valid", "repaired", "fallback"):
+            metrics[f"reply/{outcome}"] = outcomes[outcome] / max(1, sum(outcomes.values()))
+        metrics["policy/retries"] = float(policy.retries)
+        if external is not None:
+            static = [p for p in players.values() if isinstance(p, ModelPlayer) and p.endpoint is external]
+            total = sum((p.outcomes for p in static), Counter[str]())
+            metrics["static/retries"] = float(external.retries)
+            metrics["static/fallback"] = total["fallback"] / max(1, sum(total.values()))
+        metrics.update(habits.metrics())
+        first = next(iter(wins), None)
+        success = wins.get("werewolf", wins.get(first or "", 0.0)) == 1.0
+        metadata: dict[str, Any] = {
+            "deal": str(game.seed),
+            "roles": [role.value for role in game.roles],
+            "winner": game.winner,
+            "cause": game.end_cause,
+            "days": game.day,
+        }
+        return WorkflowOutput(reward=reward, is_success=success, metadata=metadata, log_metrics=metrics)

@@ -1,0 +1,1 @@
+"""Examples to copy. Importable after an editable install."""
