@@ -70,7 +70,7 @@ class RowLoss:
         self.additive = algorithm.policy_loss in ADDITIVE_LOSSES
         self.needs_reference = config.use_kl_loss and config.kl_loss_coef > 0
         self.needs_entropy = algorithm.entropy_coeff > 0
-        self._policy_loss = core_algos.get_policy_loss_fn(algorithm.policy_loss)
+        self._policy_loss: Any = core_algos.get_policy_loss_fn(algorithm.policy_loss)
         self._agg_mode = _FIXED_AGG.get(algorithm.policy_loss, algorithm.loss_agg_mode)
         kwargs = algorithm.policy_loss_kwargs
         actor_kwargs: dict[str, Any] = {k: v for k, v in kwargs.items() if k in ACTOR_KWARGS}
@@ -132,7 +132,8 @@ class RowLoss:
         metrics["actor/pg_loss"] = float(loss.detach())
         if self.needs_reference:
             assert rows.reference_R_T is not None
-            kl_R_T = core_algos.kl_penalty(log_prob_R_T, rows.reference_R_T, config.kl_loss_type)
+            penalty: Any = core_algos.kl_penalty
+            kl_R_T = penalty(log_prob_R_T, rows.reference_R_T, config.kl_loss_type)
             kl_loss = core_algos.agg_loss(kl_R_T * weight_R_T, mask, self._agg_mode, **info)
             loss = loss + config.kl_loss_coef * kl_loss
             metrics["actor/kl_loss"] = float(kl_loss.detach())

@@ -52,7 +52,9 @@ def check_algorithm(config: TrainerConfig) -> None:
     if config.use_kl_loss:
         kl = config.kl_loss_type
         if (kl[:-1] if kl.endswith("+") else kl) not in KL_TYPES:
-            _refuse("trainer_common.kl_loss_type", kl, "is not one of verl's", [*KL_TYPES, "(and each with a trailing +)"])
+            _refuse(
+                "trainer_common.kl_loss_type", kl, "is not one of verl's", [*KL_TYPES, "(and each with a trailing +)"]
+            )
 
 
 def _check_estimator(algorithm: AlgorithmConfig) -> None:
@@ -77,16 +79,25 @@ def _check_loss(algorithm: AlgorithmConfig) -> None:
     if name not in offered:
         _refuse(key, name, "is not one of verl's policy losses", offered)
     if algorithm.loss_agg_mode not in LOSS_AGG_MODES:
-        _refuse("trainer_common.algorithm.loss_agg_mode", algorithm.loss_agg_mode, "is not one of verl's", LOSS_AGG_MODES)
+        _refuse(
+            "trainer_common.algorithm.loss_agg_mode", algorithm.loss_agg_mode, "is not one of verl's", LOSS_AGG_MODES
+        )
     kwargs, key = algorithm.policy_loss_kwargs, "trainer_common.algorithm.policy_loss_kwargs"
     unknown = sorted(set(kwargs) - POLICY_LOSS_KWARGS - ACTOR_KWARGS)
     if unknown:
-        _refuse(key, unknown, "has names that verl's PolicyLossConfig does not know", sorted(POLICY_LOSS_KWARGS | ACTOR_KWARGS))
+        _refuse(
+            key,
+            unknown,
+            "has names that verl's PolicyLossConfig does not know",
+            sorted(POLICY_LOSS_KWARGS | ACTOR_KWARGS),
+        )
     wrong = sorted(k for k, v in kwargs.items() if isinstance(v, bool) or not isinstance(v, int | float))
     if wrong:
         raise ConfigError(f"{key}: {', '.join(wrong)} must be a number.", param=key)
     if name == "dro" and not kwargs.get("dro_beta", 0) > 0:
-        raise ConfigError(f"policy_loss 'dro' needs its penalty: set {key}: {{dro_beta: 0.1}} (any positive number).", param=key)
+        raise ConfigError(
+            f"policy_loss 'dro' needs its penalty: set {key}: {{dro_beta: 0.1}} (any positive number).", param=key
+        )
 
 
 def needs_group(name: str) -> bool:

@@ -14,7 +14,8 @@ def create_backbone(config: AjetConfig) -> Backbone:
     """The backbone that ``config.backbone`` names, not started yet."""
     if config.backbone == "verl":
         raise ConfigError(
-            "backbone: verl comes with agentjet[verl], which is not in this version. Set backbone: embedded.", param="backbone"
+            "backbone: verl comes with agentjet[verl], which is not in this version. Set backbone: embedded.",
+            param="backbone",
         )
     from ajet.backbone.embedded.process import EmbeddedBackbone
 

@@ -33,7 +33,8 @@ def model_dir(path: str) -> Path:
         return directory.resolve()
     if directory.is_dir():
         raise ConfigError(
-            f"model.path: {directory} has no config.json. Set it to a directory that transformers can load.", param="model.path"
+            f"model.path: {directory} has no config.json. Set it to a directory that transformers can load.",
+            param="model.path",
         )
     if _REPO.fullmatch(path):
         cached = _cached(path)

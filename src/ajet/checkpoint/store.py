@@ -91,7 +91,9 @@ class CheckpointStore:
             self._abandon(aside, error)
             raise
 
-    def save_now(self, step: int, write: Callable[[Path], None], *, digest: str, metric: float | None = None) -> Checkpoint:
+    def save_now(
+        self, step: int, write: Callable[[Path], None], *, digest: str, metric: float | None = None
+    ) -> Checkpoint:
         """:meth:`save` for a ``write`` that is a plain function."""
         aside = self._begin(step)
         try:
@@ -158,7 +160,14 @@ class CheckpointStore:
                 _sync_file(path)
         if metric is not None and not math.isfinite(metric):
             metric = None
-        manifest = {"format": 1, "step": step, "digest": digest, "metric": metric, "created": time.time(), "files": files}
+        manifest = {
+            "format": 1,
+            "step": step,
+            "digest": digest,
+            "metric": metric,
+            "created": time.time(),
+            "files": files,
+        }
         with open(aside / MANIFEST, "w") as f:
             json.dump(manifest, f, indent=1)
             f.flush()
@@ -198,7 +207,11 @@ class CheckpointStore:
                     checkpoint.path.rename(old)  # so that a kill in mid-delete leaves no half checkpoint
                     shutil.rmtree(old)
                 except OSError as error:
-                    log.warning("Could not delete the checkpoint %s (%s); it is tried again at the next save.", checkpoint.path, error)
+                    log.warning(
+                        "Could not delete the checkpoint %s (%s); it is tried again at the next save.",
+                        checkpoint.path,
+                        error,
+                    )
 
     # -- reading --------------------------------------------------------------------------------------------------------
 
@@ -227,7 +240,9 @@ class CheckpointStore:
     def _directories(self) -> list[Path]:
         if not self.directory.is_dir():
             return []
-        found = [(int(m.group(1)), p) for p in self.directory.iterdir() if (m := _NAME.fullmatch(p.name)) and p.is_dir()]
+        found = [
+            (int(m.group(1)), p) for p in self.directory.iterdir() if (m := _NAME.fullmatch(p.name)) and p.is_dir()
+        ]
         return [path for _, path in sorted(found)]
 
     def _read(self, path: Path) -> Checkpoint | None:
@@ -258,7 +273,12 @@ class CheckpointStore:
         while target.exists():
             number += 1
             target = self.directory / f".corrupt-{path.name}-{number}"
-        log.warning("The checkpoint %s is damaged (%s). It is set aside as %s; the one before it is used.", path, fault, target.name)
+        log.warning(
+            "The checkpoint %s is damaged (%s). It is set aside as %s; the one before it is used.",
+            path,
+            fault,
+            target.name,
+        )
         try:
             path.rename(target)
         except OSError as error:  # a read-only disk: reading the one before needs no rename

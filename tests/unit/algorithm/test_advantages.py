@@ -5,7 +5,11 @@ import pytest
 
 from ajet.algorithm.advantages import compute_advantages
 from ajet.algorithm.support import (
-    BATCH_ESTIMATORS, GROUP_ESTIMATORS, REFUSED_ESTIMATORS, REFUSED_LOSSES, check_algorithm,
+    BATCH_ESTIMATORS,
+    GROUP_ESTIMATORS,
+    REFUSED_ESTIMATORS,
+    REFUSED_LOSSES,
+    check_algorithm,
 )  # fmt: skip
 from ajet.default_config.schema import AlgorithmConfig, TrainerConfig
 from ajet.schema.errors import ConfigError
@@ -102,7 +106,7 @@ def test_agents_of_one_tag_with_different_rewards_are_one_unit_each():
 
 @pytest.mark.parametrize("name", [*REFUSED_ESTIMATORS, "nonsense"])
 def test_other_estimators_are_refused_with_the_reason_and_the_choices(name):
-    with pytest.raises(ConfigError, match="adv_estimator.*Use one of: gpg, grpo") as e:
+    with pytest.raises(ConfigError, match=r"adv_estimator.*Use one of: gpg, grpo") as e:
         check_algorithm(TrainerConfig(algorithm=AlgorithmConfig(adv_estimator=name)))
     assert e.value.param == "trainer_common.algorithm.adv_estimator"
 
@@ -134,4 +138,6 @@ def test_the_support_table_covers_verls_registries():
     from ajet.algorithm import support
 
     assert set(core_algos.ADV_ESTIMATOR_REGISTRY) == GROUP_ESTIMATORS | BATCH_ESTIMATORS | set(REFUSED_ESTIMATORS)
-    assert set(core_algos.POLICY_LOSS_REGISTRY) == support.ADDITIVE_LOSSES | support.WHOLE_BATCH_LOSSES | set(REFUSED_LOSSES)
+    assert set(core_algos.POLICY_LOSS_REGISTRY) == support.ADDITIVE_LOSSES | support.WHOLE_BATCH_LOSSES | set(
+        REFUSED_LOSSES
+    )

@@ -48,16 +48,16 @@ def test_additive_losses_are_the_sum_over_portions_of_rows(name, weighting, mode
 
 
 def test_equal_weighting_makes_each_unit_count_the_same_in_token_modes():
-    loss, new, rows = make("equal")
+    _, _, rows = make("equal")
     per_token = torch.rand(5, 9, dtype=torch.float64) * rows.mask_R_T
     weighted = (per_token * rows.weight_R[:, None]).sum() / TOTALS.tokens
-    unit_means = [per_token[UNITS == u].sum() / LENGTHS[UNITS == u].sum() for u in range(3)]
+    unit_means = [per_token[u == UNITS].sum() / LENGTHS[u == UNITS].sum() for u in range(3)]
     assert float(weighted) == pytest.approx(float(sum(unit_means) / 3))
     assert float((rows.weight_R * torch.from_numpy(LENGTHS)).sum()) == pytest.approx(TOTALS.tokens)
 
 
 def test_equal_weighting_makes_each_unit_count_the_same_in_sequence_modes():
-    loss, _, rows = make("equal", loss_agg_mode="seq-mean-token-mean")
+    _, _, rows = make("equal", loss_agg_mode="seq-mean-token-mean")
     np.testing.assert_allclose(rows.weight_R.numpy(), [5 / 6, 5 / 6, 5 / 3, 5 / 6, 5 / 6])
 
 

@@ -6,6 +6,8 @@ import signal
 import sys
 
 import pytest
+from tests.unit.backbone import tiny
+from tests.unit.backbone.tiny import prompt
 
 from ajet.backbone import create_backbone, model_dir
 from ajet.backbone.embedded.process import EmbeddedBackbone
@@ -13,8 +15,6 @@ from ajet.backbone.protocol import BackboneDied, Sampling
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import ConfigError, ContextLengthExceeded, DiskRefused, EngineStateConflict
 from ajet.trajectory.batch import TrainBatch
-from tests.unit.backbone import tiny
-from tests.unit.backbone.tiny import prompt
 
 
 def config_for(directory, **overrides) -> AjetConfig:
@@ -42,7 +42,9 @@ async def test_a_life_generate_train_save_load(backbone, qwen2_dir, tmp_path):
         *(collect(backbone, prompt(i, 5 + i % 40), max_tokens=1 + i % 13, seed=i, ignore_eos=True) for i in range(80))
     )
     assert [len(r.ids) for r in replies] == [1 + i % 13 for i in range(80)]
-    streamed = await collect(backbone, prompt(7, 12), stream=True, max_tokens=8, seed=7, ignore_eos=True, top_logprobs=2)
+    streamed = await collect(
+        backbone, prompt(7, 12), stream=True, max_tokens=8, seed=7, ignore_eos=True, top_logprobs=2
+    )
     assert [t for c in streamed for t in c.ids] == replies[7].ids
     assert len(streamed) > 1
     assert all(isinstance(i, int) and isinstance(p, float) for c in streamed for alt in c.top_logprobs for i, p in alt)
@@ -100,7 +102,7 @@ async def test_a_killed_worker_fails_every_call_with_the_cause(backbone):
 
 
 async def test_a_crash_carries_its_traceback(backbone):
-    with pytest.raises(BackboneDied, match="(?s)Traceback.*TypeError"):
+    with pytest.raises(BackboneDied, match=r"(?s)Traceback.*TypeError"):
         await backbone._ask("save", directory=3)
 
 
@@ -123,7 +125,7 @@ asyncio.run(main())
 
 
 async def _ended(pid: int) -> None:
-    while _running(pid):
+    while _running(pid):  # noqa: ASYNC110  (another process: there is no event)
         await asyncio.sleep(0.02)
 
 
@@ -161,10 +163,10 @@ async def test_impossible_configurations_are_refused_with_what_to_set(qwen2_dir,
         await backbone.close()
     with pytest.raises(ConfigError, match=r"agentjet\[verl\]"):
         create_backbone(AjetConfig(backbone="verl"))
+    small = config_for(qwen2_dir)
+    small.rollout.kv_cache_gib = 1e-6
+    backbone = EmbeddedBackbone()
     with pytest.raises(ConfigError, match="kv_cache_gib"):
-        small = config_for(qwen2_dir)
-        small.rollout.kv_cache_gib = 1e-6
-        backbone = EmbeddedBackbone()
         await backbone.start(small.model_dump())
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from tests.unit.backbone import tiny
+from tests.unit.backbone.tiny import prompt
 from transformers import AutoModelForCausalLM
 
 from ajet.backbone.embedded.net import load_net
@@ -13,8 +15,6 @@ from ajet.backbone.embedded.paged import BLOCK, PagedKV
 from ajet.backbone.embedded.sampler import Sampler
 from ajet.backbone.protocol import Chunk, Sampling
 from ajet.schema.errors import ContextLengthExceeded, InvalidRequest
-from tests.unit.backbone import tiny
-from tests.unit.backbone.tiny import prompt
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,9 @@ CPU = torch.device("cpu")
 def make_sampler(directory, blocks=400, max_seqs=16, max_len=300, seed=0):
     net = load_net(directory, CPU, torch.float32)
     kv = PagedKV(net.kv_layers, blocks, CPU, torch.float32)
-    sampler = Sampler(net.extend, kv, max_seqs=max_seqs, max_len=max_len, eos=frozenset({tiny.EOS}), seed=seed, version=0)
+    sampler = Sampler(
+        net.extend, kv, max_seqs=max_seqs, max_len=max_len, eos=frozenset({tiny.EOS}), seed=seed, version=0
+    )
     return sampler, net, kv
 
 
@@ -71,7 +73,11 @@ def test_logprobs_equal_a_transformers_forward_for_a_mix_of_lengths_and_temperat
     asked = {}
     for key in range(12):
         asked[key] = (prompt(key, 3 + 11 * key % 70), 0.5 + 0.25 * (key % 4))
-        sampler.submit(key, asked[key][0], Sampling(temperature=asked[key][1], max_tokens=5 + 3 * key, seed=key, top_logprobs=key % 3))
+        sampler.submit(
+            key,
+            asked[key][0],
+            Sampling(temperature=asked[key][1], max_tokens=5 + 3 * key, seed=key, top_logprobs=key % 3),
+        )
     for key, chunks in drain(sampler).items():
         assert_faithful(directory, asked[key][0], chunks[0], asked[key][1])
         assert len(chunks[0].top_logprobs) == (len(chunks[0].ids) if key % 3 else 0)
@@ -154,7 +160,9 @@ def test_prompts_that_share_a_long_beginning_compute_it_once(qwen2_dir):
     assert sampler.counters["prefill_tokens"] == 128 + 8 * 10
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=1.3), Sampling(temperature=0.8, top_k=5), Sampling(top_p=0.7)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=1.3), Sampling(temperature=0.8, top_k=5), Sampling(top_p=0.7)]
+)
 def test_first_tokens_follow_the_softmax_by_chi_square(qwen2_dir, sampling):
     sampler, _, _ = make_sampler(qwen2_dir, max_seqs=64)
     ids, n = prompt(9, 10), 3000
@@ -174,7 +182,7 @@ def test_first_tokens_follow_the_softmax_by_chi_square(qwen2_dir, sampling):
     big = p * n >= 5
     observed = [counts[i] for i in np.flatnonzero(big)]
     expected = list(p[big] * n)
-    if 0 < p[~big].sum():
+    if p[~big].sum() > 0:
         observed.append(n - sum(observed))
         expected.append(p[~big].sum() * n)
     statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))

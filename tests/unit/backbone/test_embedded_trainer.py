@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.unit.backbone import tiny
 from transformers import AutoModelForCausalLM
 
 from ajet.algorithm.advantages import compute_advantages
@@ -16,7 +17,6 @@ from ajet.backbone.embedded.trainer import Trainer
 from ajet.default_config.schema import AjetConfig, AlgorithmConfig, OptimConfig, TrainerConfig
 from ajet.schema.errors import EngineStateConflict, InvalidRequest
 from ajet.trajectory.batch import Row, TrainBatch
-from tests.unit.backbone import tiny
 
 CPU = torch.device("cpu")
 F64 = torch.float64
@@ -46,7 +46,9 @@ def naive_gradients(directory, batch: TrainBatch, config: TrainerConfig, mode: s
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=F64).eval()
     ref = AutoModelForCausalLM.from_pretrained(directory, dtype=F64).eval()
     found = compute_advantages(batch.rows, config.algorithm)
-    units = {u: [i for i in range(len(batch.rows)) if found.unit_of_row[i] == u] for u in set(found.unit_of_row.tolist())}
+    units = {
+        u: [i for i in range(len(batch.rows)) if found.unit_of_row[i] == u] for u in set(found.unit_of_row.tolist())
+    }
     tokens = [r.trained_tokens for r in batch.rows]
     total = 0.0
     for i, row in enumerate(batch.rows):
@@ -134,7 +136,9 @@ def test_how_calls_were_merged_changes_nothing(qwen2_dir):
             )  # fmt: skip
         return out
 
-    apart = [Row(r.episode, r.agent, r.tag, r.task, r.reward, [p for s in r.samples for p in split(s)]) for r in batch.rows]
+    apart = [
+        Row(r.episode, r.agent, r.tag, r.task, r.reward, [p for s in r.samples for p in split(s)]) for r in batch.rows
+    ]
     for loss, mode in [("vanilla", "token-mean"), ("gspo", "seq-mean-token-mean"), ("geo_mean", "token-mean")]:
         algorithm = AlgorithmConfig(policy_loss=loss, loss_agg_mode=mode)
         merged, m1 = gradients(make_trainer(qwen2_dir, algorithm=algorithm), batch)

@@ -59,7 +59,9 @@ def prompt(seed: int, length: int) -> list[int]:
     return [random.Random(seed).randrange(3, VOCAB) for _ in range(length)]
 
 
-def make_sample(ids: list[int], spans: list[tuple[int, int]], version: int = 0, seed: int = 0, temperature: float = 1.0) -> Sample:
+def make_sample(
+    ids: list[int], spans: list[tuple[int, int]], version: int = 0, seed: int = 0, temperature: float = 1.0
+) -> Sample:
     """A sample trained at ``spans``, with made-up log-probs."""
     trained = np.zeros(len(ids), bool)
     for start, stop in spans:
@@ -71,7 +73,9 @@ def make_sample(ids: list[int], spans: list[tuple[int, int]], version: int = 0, 
     )  # fmt: skip
 
 
-def make_batch(step: int = 1, games: int = 6, group: int = 3, temperature: float = 1.0, version: int | None = None) -> TrainBatch:
+def make_batch(
+    step: int = 1, games: int = 6, group: int = 3, temperature: float = 1.0, version: int | None = None
+) -> TrainBatch:
     """``games`` games with two wolves and a seer each: opposed rewards, rows of one to three samples."""
     rows: list[Row] = []
     r = random.Random(step)
@@ -83,7 +87,9 @@ def make_batch(step: int = 1, games: int = 6, group: int = 3, temperature: float
                 ids = prompt(r.randrange(10**6), r.randint(12, 30))
                 start = r.randint(4, 8)
                 spans = [(start, start + 2), (start + 3, len(ids) - r.randint(0, 1))]
-                samples.append(make_sample(ids, spans, step - 1 if version is None else version, game * 7 + call, temperature))
+                samples.append(
+                    make_sample(ids, spans, step - 1 if version is None else version, game * 7 + call, temperature)
+                )
             reward = float(won) if tag == "werewolf" else float(not won)
             rows.append(Row(f"e{step}-{game}", agent, tag, f"t{game // group}", reward, samples))
     return TrainBatch(step, rows)

@@ -53,7 +53,7 @@ def test_a_saved_checkpoint_is_found_verified_and_complete(tmp_path):
 def test_an_async_writer_gets_an_empty_directory(tmp_path):
     async def write(directory: str) -> None:
         assert os.listdir(directory) == []
-        Path(directory, "model.safetensors").write_bytes(b"x")
+        await asyncio.to_thread(Path(directory, "model.safetensors").write_bytes, b"x")
 
     assert asyncio.run(CheckpointStore(tmp_path).save(3, write, digest="d")).step == 3
 
@@ -105,7 +105,14 @@ class Disk:
 
     def __init__(self, monkeypatch, fail) -> None:
         self.calls, self.budget = 0, 10**9
-        for owner, name in [(os, "fsync"), (os, "open"), (Path, "rename"), (Path, "mkdir"), (Path, "write_bytes"), (store_module.shutil, "rmtree")]:
+        for owner, name in [
+            (os, "fsync"),
+            (os, "open"),
+            (Path, "rename"),
+            (Path, "mkdir"),
+            (Path, "write_bytes"),
+            (store_module.shutil, "rmtree"),
+        ]:
             monkeypatch.setattr(owner, name, self._wrap(getattr(owner, name), fail))
 
     def _wrap(self, real, fail):
@@ -140,9 +147,8 @@ def test_a_full_disk_at_every_point_of_a_save_damages_nothing(tmp_path, monkeypa
             try:
                 save(store, step)
                 refused = False
-            except DiskRefused as error:
+            except DiskRefused:
                 refused = True
-                assert "refuses" in str(error)
             whole = disk.calls <= budget
             disk.budget = 10**9
             found = CheckpointStore(root, keep_last=1, keep_best=0).latest_valid()

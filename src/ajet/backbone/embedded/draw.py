@@ -39,7 +39,9 @@ def draw(logits_B_V: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequ
     else:
         divisor_B = torch.tensor([t if t > 0 else 1.0 for t in temperature], dtype=logits_B_V.dtype, device=device)
         logits_B_V = logits_B_V / divisor_B[:, None]
-    cut = [b for b, s in enumerate(samplings) if s.temperature > 0 and (s.top_p < 1 or 0 < s.top_k < logits_B_V.shape[1])]
+    cut = [
+        b for b, s in enumerate(samplings) if s.temperature > 0 and (s.top_p < 1 or 0 < s.top_k < logits_B_V.shape[1])
+    ]
     if cut:
         index = torch.tensor(cut, device=device)
         logits_B_V = logits_B_V.index_copy(0, index, _truncate(logits_B_V[index], [samplings[b] for b in cut]))

@@ -11,7 +11,6 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -108,7 +107,9 @@ class Engine:
     def load_weights(self, version: int) -> None:
         """Sampler and trainer share weights: there is nothing to load, only to check."""
         if version != self.trainer.step:
-            raise EngineStateConflict(f"The backbone serves policy {self.trainer.step}, not {version}: train or load that step first.")
+            raise EngineStateConflict(
+                f"The backbone serves policy {self.trainer.step}, not {version}: train or load that step first."
+            )
 
     # -- training -------------------------------------------------------------------------------------------------------
 
@@ -167,8 +168,7 @@ class Engine:
         net = load_net(directory, self.device, self.dtype)
         tensors: dict[str, torch.Tensor] = {}
         with safe_open(directory / STATE_TENSORS, "pt") as opened:
-            for name in opened.keys():
-                tensors[name] = opened.get_tensor(name)
+            tensors.update({name: opened.get_tensor(name) for name in list(opened.keys())})
         with torch.no_grad():
             loaded = net.parameters()
             for name, own in self.net.parameters().items():
@@ -176,7 +176,9 @@ class Engine:
         del net, loaded
         found = digest(self.net)
         if found != state["digest"]:
-            raise ConfigError(f"{directory} is damaged: its weights do not have the digest that was saved. Use an earlier checkpoint.")
+            raise ConfigError(
+                f"{directory} is damaged: its weights do not have the digest that was saved. Use an earlier checkpoint."
+            )
         self.net.synchronize()
         if self._initial_digest != state["initial_digest"]:
             self._frozen, self._initial_digest = None, state["initial_digest"]

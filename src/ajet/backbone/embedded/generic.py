@@ -76,7 +76,9 @@ class GenericNet:
         return self.model.state_dict()
 
     def save(self, directory: Path) -> None:
-        state = {n: w.detach().to(self.dtype) if w.is_floating_point() else w for n, w in self.model.state_dict().items()}
+        state = {
+            n: w.detach().to(self.dtype) if w.is_floating_point() else w for n, w in self.model.state_dict().items()
+        }
         self.model.save_pretrained(directory, state_dict=state)
         path = directory / "config.json"
         config = {**json.loads(path.read_text()), "dtype": str(self.dtype).removeprefix("torch.")}
@@ -118,7 +120,7 @@ def _mask(ext: Extension) -> torch.Tensor:
 def load_generic(directory: Path, device: torch.device, dtype: torch.dtype, master: torch.dtype) -> GenericNet:
     """Load with transformers, offline. Raises :class:`ConfigError` for what this path cannot serve rightly."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             directory, dtype=master, attn_implementation="sdpa", local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -144,8 +146,11 @@ def _kv_layers(model: Any) -> list[tuple[int, int]]:
     device = next(model.parameters()).device
     model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
     sizes = []
-    for layer in cache.layers:
+    layers: list[Any] = list(cache.layers)
+    for layer in layers:
         if layer.keys.shape != layer.values.shape:
-            raise ConfigError(f"model.path: {model.config.model_type} keeps keys and values of different sizes, which is not served.")
+            raise ConfigError(
+                f"model.path: {model.config.model_type} keeps keys and values of different sizes, which is not served."
+            )
         sizes.append((layer.keys.shape[1], layer.keys.shape[3]))
     return sizes

@@ -66,7 +66,9 @@ class Net(Protocol):
 class Qwen2Net:
     """The fast path. With ``dtype`` float32 the sampler reads the trained tensors themselves: nothing to copy."""
 
-    def __init__(self, weights: qwen2.Weights, shape: qwen2.Qwen2Shape, config: dict[str, Any], dtype: torch.dtype) -> None:
+    def __init__(
+        self, weights: qwen2.Weights, shape: qwen2.Qwen2Shape, config: dict[str, Any], dtype: torch.dtype
+    ) -> None:
         self.shape, self.config, self.dtype = shape, config, dtype
         self.vocab, self.max_position = shape.vocab, shape.max_position
         self.kv_layers = [(shape.kv_heads, shape.head_dim)] * shape.layers
@@ -117,7 +119,8 @@ def load_net(directory: Path, device: torch.device, dtype: torch.dtype, master: 
         config = json.loads((directory / "config.json").read_text())
     except FileNotFoundError:
         raise ConfigError(
-            f"model.path: {directory} has no config.json. Name a directory that transformers can load.", param="model.path"
+            f"model.path: {directory} has no config.json. Name a directory that transformers can load.",
+            param="model.path",
         ) from None
     shape = qwen2.Qwen2Shape.from_config(config)
     files = _safetensors_files(directory)
@@ -127,8 +130,8 @@ def load_net(directory: Path, device: torch.device, dtype: torch.dtype, master: 
         return load_generic(directory, device, dtype, master)
     state: dict[str, torch.Tensor] = {}
     for file in files:
-        with safe_open(file, "pt") as opened:  # device: moved below, so that float64 stays possible
-            state.update({name: opened.get_tensor(name) for name in opened.keys()})
+        with safe_open(file, "pt") as opened:
+            state.update({name: opened.get_tensor(name) for name in list(opened.keys())})
     weights = {n: w.to(device=device, dtype=master) for n, w in qwen2.fuse(state, shape).items()}
     return Qwen2Net(weights, shape, config, dtype)
 
@@ -154,9 +157,9 @@ def digest(net: Net) -> str:
 def copy_beside(source: Path, target: Path) -> None:
     """Copy what a model directory has beside its weights (tokenizer, templates, generation config)."""
     for file in sorted(source.iterdir()):
-        if file.is_file() and not file.name.startswith(".") and not file.name.endswith(_WEIGHT_SUFFIXES):
-            if not (target / file.name).exists():
-                shutil.copyfile(file, target / file.name)
+        beside = file.is_file() and not file.name.startswith(".") and not file.name.endswith(_WEIGHT_SUFFIXES)
+        if beside and not (target / file.name).exists():
+            shutil.copyfile(file, target / file.name)
 
 
 def eos_ids(directory: Path) -> frozenset[int]:

@@ -192,7 +192,9 @@ def _to(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(array).to(device)
 
 
-def to_rows(values_N: torch.Tensor, row_N: torch.Tensor, column_N: torch.Tensor, rows: int, longest: int) -> torch.Tensor:
+def to_rows(
+    values_N: torch.Tensor, row_N: torch.Tensor, column_N: torch.Tensor, rows: int, longest: int
+) -> torch.Tensor:
     """Scatter flat values to ``[R, T]``, 0 elsewhere; differentiable."""
     out = values_N.new_zeros(rows * longest)
     return out.index_put((row_N * longest + column_N,), values_N).view(rows, longest)

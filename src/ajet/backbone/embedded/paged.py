@@ -64,7 +64,9 @@ class PagedKV:
         blocks: pool size; block 0 is scratch.
     """
 
-    def __init__(self, layers: Sequence[tuple[int, int]], blocks: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, layers: Sequence[tuple[int, int]], blocks: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.blocks = blocks
         self.device = device
         self.k = [torch.zeros(blocks * BLOCK, h, d, device=device, dtype=dtype) for h, d in layers]

@@ -70,10 +70,13 @@ class EmbeddedBackbone:
         check_algorithm(config.trainer_common)
         model_dir(config.model.path)
         if config.lora.rank > 0:
-            raise ConfigError("lora.rank: backbone embedded trains all weights in this version. Set lora.rank: 0.", param="lora.rank")
+            raise ConfigError(
+                "lora.rank: backbone embedded trains all weights in this version. Set lora.rank: 0.", param="lora.rank"
+            )
         if config.rollout.name not in ("auto", "embedded"):
             raise ConfigError(
-                f"rollout.name: {config.rollout.name} needs backbone: verl. Set rollout.name: auto.", param="rollout.name"
+                f"rollout.name: {config.rollout.name} needs backbone: verl. Set rollout.name: auto.",
+                param="rollout.name",
             )
         loop = asyncio.get_running_loop()
         self._died = loop.create_future()
@@ -169,7 +172,11 @@ class EmbeddedBackbone:
     def _register(self, key: int, receiver: asyncio.Queue[Chunk | Exception] | asyncio.Future[Any]) -> None:
         if not self._alive:
             dead = self._died is not None and self._died.done()
-            raise self._died.result() if dead and self._died else BackboneDied("The backbone is not running: call start first.")
+            raise (
+                self._died.result()
+                if dead and self._died
+                else BackboneDied("The backbone is not running: call start first.")
+            )
         self._waiting[key] = receiver
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -200,7 +207,9 @@ class EmbeddedBackbone:
             await asyncio.wait_for(asyncio.shield(logs), 2)
         tail = "\n".join(self._tail) or "it wrote nothing"
         self._fail_all(
-            BackboneDied(f"The backbone process ended with code {code}{_FAULT_HINTS.get(code, '')}. Its last words: {tail}")
+            BackboneDied(
+                f"The backbone process ended with code {code}{_FAULT_HINTS.get(code, '')}. Its last words: {tail}"
+            )
         )
 
     def _deliver(self, kind: str, key: int, value: Any) -> None:
@@ -252,5 +261,3 @@ def _environment() -> dict[str, str]:
     package_root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(p for p in [package_root, os.environ.get("PYTHONPATH", "")] if p)
     return {**_ENVIRONMENT, **os.environ, "PYTHONPATH": path}
-
-

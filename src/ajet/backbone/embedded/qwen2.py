@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ajet.backbone.embedded.fused import Rotate, SwiGLU, rms_norm
+from ajet.backbone.embedded.fused import Rotate, SwiGLU, rms_norm, rotate_
 from ajet.backbone.embedded.packing import Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
 
@@ -120,11 +120,6 @@ class Rope:
             self._cos_T, self._sin_T = angle.cos().to(self._dtype), angle.sin().to(self._dtype)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
-
-
 def hidden_at(w: Weights, shape: Qwen2Shape, rope: Rope, part: Pass) -> torch.Tensor:
     """Final hidden states ``[N, H]`` at the wanted positions of ``part``, differentiable.
 
@@ -142,13 +137,17 @@ def hidden_at(w: Weights, shape: Qwen2Shape, rope: Rope, part: Pass) -> torch.Te
         qkv_U = F.linear(h, w[f"{i}.qkv"], w[f"{i}.qkv_bias"]).view(-1, shape.heads + 2 * kv, dim)
         qkv_U = Rotate.apply(qkv_U, cos_U, sin_U, shape.heads + kv).view(-1, width)
         if i < shape.layers - 1:
-            attended = [_causal(_gather(qkv_U, group.index_B_T), shape).reshape(-1, shape.heads * dim) for group in part.groups]
+            attended = [
+                _causal(_gather(qkv_U, group.index_B_T), shape).reshape(-1, shape.heads * dim) for group in part.groups
+            ]
             o = _gather(attended[0] if len(attended) == 1 else torch.cat(attended), part.home_U)
         else:
             attended = []
             for group in part.groups:
-                B, T = group.index_B_T.shape
-                tail = _causal(_gather(qkv_U, group.index_B_T), shape, group.first_wanted).reshape(-1, shape.heads * dim)
+                T = group.index_B_T.shape[1]
+                tail = _causal(_gather(qkv_U, group.index_B_T), shape, group.first_wanted).reshape(
+                    -1, shape.heads * dim
+                )
                 row, column = group.wanted_N // T, group.wanted_N % T
                 attended.append(_gather(tail, row * (T - group.first_wanted) + column - group.first_wanted))
             o = attended[0] if len(attended) == 1 else torch.cat(attended)
@@ -182,14 +181,16 @@ def extend(w: Weights, shape: Qwen2Shape, rope: Rope, kv: PagedKV, ext: Extensio
     B, T = ext.ids_B_T.shape
     heads, kvh, dim = shape.heads, shape.kv_heads, shape.head_dim
     cos, sin = rope.tables(ext.longest)
-    cos_B_T, sin_B_T = cos[ext.positions_B_T][:, :, None], sin[ext.positions_B_T][:, :, None]
+    position_N = ext.positions_B_T.reshape(-1)
+    cos_N, sin_N = cos[position_N, None, : dim // 2], sin[position_N, None, : dim // 2]
     x = F.embedding(ext.ids_B_T, w["embed"])
     for i in range(shape.layers):
         h = F.rms_norm(x, (shape.hidden,), w[f"{i}.norm1"], shape.eps)
         qkv = F.linear(h, w[f"{i}.qkv"], w[f"{i}.qkv_bias"]).view(B, T, heads + 2 * kvh, dim)
-        qk = _rotate(qkv[:, :, : heads + kvh], cos_B_T, sin_B_T)
-        k_B_S, v_B_S = kv.update(i, qk[:, :, heads:], qkv[:, :, heads + kvh :], ext)
-        o = _attend(qk[:, :, :heads], k_B_S, v_B_S, ext, heads // kvh)
+        rotate_(qkv.view(B * T, heads + 2 * kvh, dim)[:, : heads + kvh], cos_N, sin_N)
+        q, k, v = qkv.split([heads, kvh, kvh], 2)
+        k_B_S, v_B_S = kv.update(i, k, v, ext)
+        o = _attend(q, k_B_S, v_B_S, ext, heads // kvh)
         if i == shape.layers - 1:
             x, o = x[ext.row_B, ext.last_B], o[ext.row_B, ext.last_B]
         x = x + F.linear(o, w[f"{i}.o"])
@@ -208,7 +209,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ext: Extension, s
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=share > 1
         )
         return o.transpose(1, 2).reshape(B, T, heads * dim)
-    q = q.view(B, T, heads // share, share, dim).permute(0, 2, 1, 3, 4).reshape(B, heads // share, T * share, dim)
+    q = q.unflatten(2, (heads // share, share)).permute(0, 2, 1, 3, 4).reshape(B, heads // share, T * share, dim)
     mask = ext.mask_B_T_S[:, None] if T == 1 else ext.mask_B_T_S.repeat_interleave(share, 1)[:, None]
     o = F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
     o = o.view(B, heads // share, T, share, dim).permute(0, 2, 1, 3, 4)

@@ -28,6 +28,10 @@ _PASS_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Tokens one prefill pass takes at most; also the longest portion of one prompt."""
 
 
+_TOGETHER, _PATIENCE = 8, 3
+"""Prompts worth waiting for, and ticks one waits for them at most."""
+
+
 class Forward(Protocol):
     """New tokens over cached ones → float32 logits ``[B, V]`` after each sequence's last token."""
 
@@ -67,7 +71,15 @@ class Sampler:
     """
 
     def __init__(
-        self, forward: Forward, kv: PagedKV, *, max_seqs: int, max_len: int, eos: frozenset[int], seed: int, version: int
+        self,
+        forward: Forward,
+        kv: PagedKV,
+        *,
+        max_seqs: int,
+        max_len: int,
+        eos: frozenset[int],
+        seed: int,
+        version: int,
     ) -> None:
         self.version = version
         self._forward, self._kv = forward, kv
@@ -79,11 +91,11 @@ class Sampler:
         self._prefilling: list[_Request] = []
         self._active: dict[int, _Request] = {}
         self._by_key: dict[int, _Request] = {}
+        self._held_back = 0
         self._slots = list(range(max_seqs - 1, -1, -1))
         self._token_S = np.zeros(max_seqs, np.int64)
         self._length_S = np.zeros(max_seqs, np.int64)
         self._table_S_K = np.zeros((max_seqs, 8), np.int64)
-        self._table: torch.Tensor = torch.from_numpy(self._table_S_K)
         self.counters = dict.fromkeys(("sampled_tokens", "prefill_tokens", "reused_tokens", "requests", "preempted"), 0)
 
     @property
@@ -146,7 +158,7 @@ class Sampler:
         """Advance everything by one pass; chunks by key."""
         out: list[tuple[int, Chunk]] = []
         self._admit()
-        if self._prefilling:
+        if self._prefilling and not self._hold():
             for group in self._prefill_groups():
                 self._prefill(group, out)
         if self._active:
@@ -170,6 +182,14 @@ class Sampler:
             self._waiting.popleft()
             request.slot = self._slots.pop()
             self._prefilling.append(request)
+
+    def _hold(self) -> bool:
+        """Whether to wait a little for more prompts to compute together, while many sequences decode anyway."""
+        if len(self._prefilling) < min(_TOGETHER, len(self._active) // 4) and self._held_back < _PATIENCE:
+            self._held_back += 1
+            return True
+        self._held_back = 0
+        return False
 
     def _prefill_groups(self) -> list[list[_Request]]:
         """What to compute in this tick: groups of similar length, at most one of those that share a long beginning."""

@@ -53,7 +53,9 @@ class Trainer:
     def train_step(self, batch: TrainBatch) -> StepResult:
         """One batch. Raises :class:`EngineStateConflict` for a step that does not follow, changing nothing."""
         if batch.step != self.step + 1:
-            raise EngineStateConflict(f"The trainer is at step {self.step}: it takes the batch of step {self.step + 1}, not {batch.step}.")
+            raise EngineStateConflict(
+                f"The trainer is at step {self.step}: it takes the batch of step {self.step + 1}, not {batch.step}."
+            )
         rows = sorted(batch.rows, key=lambda r: (r.episode, r.agent))
         table, pieces = lay_out(rows)
         if not pieces:
@@ -287,11 +289,15 @@ def _check_finite(rows: Sequence[Row], table: TokenTable) -> None:
     """A NaN would not always show in the gradient: verl's clamps swallow some."""
     for row in rows:
         if not math.isfinite(row.reward):
-            raise InvalidRequest(f"The reward of {row.agent} in episode {row.episode} is {row.reward}: rewards must be finite.")
+            raise InvalidRequest(
+                f"The reward of {row.agent} in episode {row.episode} is {row.reward}: rewards must be finite."
+            )
     wrong = np.flatnonzero(~np.isfinite(table.logprob_N))
     if len(wrong):
-        row = rows[table.row_N[wrong[0]]]
-        raise InvalidRequest(f"A log-prob of {row.agent} in episode {row.episode} is {table.logprob_N[wrong[0]]}: it cannot be trained.")
+        row = rows[int(table.row_N[wrong[0]])]
+        raise InvalidRequest(
+            f"A log-prob of {row.agent} in episode {row.episode} is {table.logprob_N[wrong[0]]}: it cannot be trained."
+        )
 
 
 def _portions(rows: Sequence[int], size: dict[int, int], limit: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ HEADER = struct.Struct(">I")
 
 
 def encode(message: Any) -> bytes:
-    body = msgpack.packb(message, use_bin_type=True)
+    body: bytes = msgpack.packb(message, use_bin_type=True)  # type: ignore[assignment]
     return HEADER.pack(len(body)) + body
 
 

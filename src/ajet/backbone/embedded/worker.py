@@ -88,7 +88,9 @@ class Worker:
 
     def _op_start(self, message: dict[str, Any]) -> Any:
         if importlib.util.find_spec("verl") is None:
-            raise ConfigError("verl is not installed and training needs its algorithms: pip install 'agentjet[server]'.")
+            raise ConfigError(
+                "verl is not installed and training needs its algorithms: pip install 'agentjet[server]'."
+            )
         from ajet.backbone.embedded.engine import Engine
 
         self._engine = Engine(AjetConfig.model_validate(message["job"]))
@@ -98,7 +100,9 @@ class Worker:
 
     def _op_generate(self, message: dict[str, Any]) -> None:
         sampling = wire.sampling_from_wire(message["sampling"])
-        self._ready().submit(message["id"], wire.unpack_ids(message["ids"]), sampling, message["model"], message["stream"])
+        self._ready().submit(
+            message["id"], wire.unpack_ids(message["ids"]), sampling, message["model"], message["stream"]
+        )
 
     def _op_cancel(self, message: dict[str, Any]) -> None:
         if self._engine is not None:
