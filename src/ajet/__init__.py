@@ -3,6 +3,8 @@
 The names below are imported when first used, so ``import ajet`` costs nothing; ``__init__.pyi`` says what they are.
 """
 
+# pyright: reportUnsupportedDunderAll=false
+
 from __future__ import annotations
 
 from importlib import import_module

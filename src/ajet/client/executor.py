@@ -18,7 +18,6 @@ import random
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
+from ajet.client.error_log import ErrorLog
 from ajet.client.finish import StopTraining
 from ajet.client.outcome import Outcome, outcome_of
 from ajet.client.scope import WorkerScope, current_scope
@@ -102,7 +102,7 @@ class PeriodicDrainThreadPoolExecutor:
         self._fatal: BaseException | None = None
         self._streak: list[_Run] = []
         self._counts: Counter[str] = Counter()
-        self._errors: Counter[str] = Counter()
+        self._log = ErrorLog()
         _call_at_exit(self)
 
     # ── for users ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -164,7 +164,7 @@ class PeriodicDrainThreadPoolExecutor:
             try:
                 self.drain()
             finally:
-                self._summary()
+                self._log.summary()
                 self._stopped.set()
 
     def __enter__(self) -> PeriodicDrainThreadPoolExecutor:
@@ -177,7 +177,7 @@ class PeriodicDrainThreadPoolExecutor:
         if isinstance(error, TrainingFinished):
             self._finished.set()
             self._wind_down()
-            self._summary()
+            self._log.summary()
             self._stopped.set()
             return True
         self._stop(f"the script ended: {type(error).__name__}")
@@ -285,7 +285,7 @@ class PeriodicDrainThreadPoolExecutor:
                 error=InfrastructureFault(f"The run was abandoned: {reason}."),
                 counted="abandoned",
             )
-        self._summary()
+        self._log.summary()
 
     # ── the worker's thread ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -306,13 +306,17 @@ class PeriodicDrainThreadPoolExecutor:
                 error = error or StopTraining()
             elif left and error is None:
                 self._count("left_open", len(left))
-                self._tell_once("left open", f"a rollout returned without ending its episode {left[0]}; it was aborted")
+                self._log.tell_once(
+                    "left open", f"a rollout returned without ending its episode {left[0]}; it was aborted"
+                )
             again = outcome in (Outcome.WEATHER, Outcome.UNREACHABLE) and self.auto_retry and attempt < MAX_RETRIES
             if not again or self.finished or self._stopped.is_set():
                 break
             self._count("retried")
             if error is not None:
-                self._tell_once(type(error).__name__, f"running a rollout again after {type(error).__name__}: {error}")
+                self._log.tell_once(
+                    type(error).__name__, f"running a rollout again after {type(error).__name__}: {error}"
+                )
             delay = random.uniform(0.5, 1.0) * min(LONGEST_RETRY_S, FIRST_RETRY_S * 4**attempt)
             self._stopped.wait(delay)
             with self._changed:
@@ -322,7 +326,7 @@ class PeriodicDrainThreadPoolExecutor:
                 if self._max_run_s is not None:
                     run.deadline = time.monotonic() + self._max_run_s
         if outcome is Outcome.BUG and error is not None:
-            self._show(error)
+            self._log.show(error)
         self._settle(run, outcome, result=result, error=error)
 
     def _settle(
@@ -348,41 +352,9 @@ class PeriodicDrainThreadPoolExecutor:
         else:
             run.future.set_result(result)
 
-    # ── what the user sees ───────────────────────────────────────────────────────────────────────────────────────────
-
     def _count(self, name: str, by: int = 1) -> None:
         with self._changed:
             self._counts[name] += by
-
-    def _show(self, error: BaseException) -> None:
-        """The traceback the first time an exception comes from this line; counted from then on."""
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
-        signature = f"{type(error).__name__} at {place}"
-        with self._changed:
-            self._errors[signature] += 1
-            first = self._errors[signature] == 1
-        if first:
-            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            print(
-                f"[ajet] a rollout failed; the same error is counted, not shown again:\n{text}",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def _tell_once(self, key: str, text: str) -> None:
-        with self._changed:
-            self._errors[f"\0{key}"] += 1
-            first = self._errors[f"\0{key}"] == 1
-        if first:
-            print(f"[ajet] {text}", file=sys.stderr, flush=True)
-
-    def _summary(self) -> None:
-        with self._changed:
-            repeated = {name: count for name, count in self._errors.items() if count > 1 and not name.startswith("\0")}
-            self._errors.clear()
-        for name, count in repeated.items():
-            print(f"[ajet] {count} rollouts failed by {name}", file=sys.stderr, flush=True)
 
 
 def _call_at_exit(executor: PeriodicDrainThreadPoolExecutor) -> None:

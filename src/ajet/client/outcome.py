@@ -38,7 +38,9 @@ class Outcome(str, Enum):
 
 _WEATHER_NAMES = {
     "httpx": {"TransportError"},
+    "httpx2": {"TransportError"},
     "httpcore": {"NetworkError", "TimeoutException", "ProtocolError"},
+    "httpcore2": {"NetworkError", "TimeoutException", "ProtocolError"},
     "openai": {"APIConnectionError", "APITimeoutError", "RateLimitError", "InternalServerError"},
     "anthropic": {"APIConnectionError", "APITimeoutError", "RateLimitError", "InternalServerError"},
     "requests": {"ConnectionError", "Timeout"},

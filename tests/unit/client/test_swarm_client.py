@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import socket
 import subprocess
 import sys
@@ -398,7 +399,10 @@ def test_auto_start_starts_a_server_and_stops_it_at_exit(tmp_path: Path) -> None
 from ajet import SwarmClient
 print(SwarmClient("http://127.0.0.1:{port}", auto_start_swarm_server=True).get_engine_status())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment
+    )
     assert (done.returncode, done.stdout.split()[-1]) == (0, "OFFLINE"), done.stderr
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
