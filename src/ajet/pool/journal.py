@@ -50,7 +50,8 @@ SCHEMA_VERSION = 1
 RESERVE_BYTES = 1 << 20
 GROUP_LIMIT = 4096
 PROBE_S = 0.5
-COMPACT_ROWS = 2000
+COMPACT_LEASES = 200
+VACUUM_PAGES = 1000
 NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "gpfs", "fuse.sshfs", "beegfs", "glusterfs"}
 
 _SCHEMA = """
@@ -172,7 +173,8 @@ class Journal:
         self.disk_error: str | None = None
         self.commits = 0
         self.records = 0
-        self._queue: queue.SimpleQueue[_Append | _Control | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[_Append] | _Control | None] = queue.SimpleQueue()
+        self._pending: list[_Append] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writable: asyncio.Event | None = None
         try:
@@ -195,8 +197,16 @@ class Journal:
         """
         loop = self._bind()
         future: asyncio.Future[None] = loop.create_future()
-        self._queue.put(_Append(records, future))
+        if not self._pending:
+            # One hand-over to the writer for everything this turn of the loop appends.
+            loop.call_soon(self._hand_over)
+        self._pending.append(_Append(records, future))
         return future
+
+    def _hand_over(self) -> None:
+        if self._pending:
+            self._queue.put(self._pending)
+            self._pending = []
 
     async def writable(self) -> None:
         """Return when the disk takes writes (at once while it does)."""
@@ -211,18 +221,21 @@ class Journal:
         """
         loop = self._bind()
         future: asyncio.Future[None] = loop.create_future()
+        self._hand_over()
         self._queue.put(_Control(lambda db: _compact_slice(db, step), future))
         return future
 
     async def execute(self, run: Callable[[sqlite3.Connection], None]) -> None:
         """Run ``run`` on the writer's connection, outside any transaction (maintenance and fault injection)."""
         future: asyncio.Future[None] = self._bind().create_future()
+        self._hand_over()
         self._queue.put(_Control(lambda db: bool(run(db)), future))
         await future
 
     def close(self) -> None:
         """Write what waits, and close. Blocks."""
         if self._thread.is_alive():
+            self._hand_over()
             self._queue.put(None)
             self._thread.join()
         self._db.close()
@@ -279,7 +292,7 @@ class Journal:
                 elif isinstance(item, _Control):
                     control = item
                 else:
-                    group.append(item)
+                    group += item
                 if stopping or control is not None or len(group) >= GROUP_LIMIT:
                     break
                 try:
@@ -436,14 +449,16 @@ def _compact_slice(db: sqlite3.Connection, step: int) -> bool:
              UNION ALL SELECT n FROM dropped
              UNION ALL SELECT n FROM done WHERE fate != 'pooled')
            WHERE n NOT IN (SELECT n FROM compacted) LIMIT :limit""",
-        {"step": step, "limit": COMPACT_ROWS // 10},
+        {"step": step, "limit": COMPACT_LEASES},
     ).fetchall()
     db.executemany("DELETE FROM call WHERE n = ?", rows)
     db.executemany("INSERT INTO compacted VALUES(?)", rows)
     db.execute("COMMIT")
     if rows:
         return True
-    db.execute("PRAGMA incremental_vacuum").fetchall()
+    if db.execute("PRAGMA freelist_count").fetchone()[0]:
+        db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+        return True
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     return False
 

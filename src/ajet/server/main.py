@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from collections.abc import Callable
@@ -57,7 +58,8 @@ def serve(
         log.info("admin key: set %s to the content of %s", KEY_VARIABLE, settings.data_dir / "admin.key")
     if on_listening is not None:
         on_listening(url)
-    server.run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
 
 
 def server_config(app: Any) -> uvicorn.Config:
