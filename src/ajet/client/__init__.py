@@ -9,10 +9,11 @@ Who may call it: users' scripts, ``ajet.cli``, ``ajet.demo``. It never imports `
 
 from __future__ import annotations
 
-from ajet.client.async_client import AsyncEpisode, AsyncSwarmClient
+from ajet.client.async_client import AsyncSwarmClient
+from ajet.client.episode import AsyncEpisode, Episode
 from ajet.client.executor import PeriodicDrainThreadPoolExecutor
 from ajet.client.finish import StopTraining
-from ajet.client.swarm_client import Episode, SwarmClient
+from ajet.client.swarm_client import SwarmClient
 
 __all__ = [
     "AsyncEpisode",

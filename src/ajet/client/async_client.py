@@ -12,11 +12,12 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ajet.client.episode import AsyncEpisode
 from ajet.client.operations import ConnectionFault, Operation, Operations, Pause
 from ajet.client.report import rollout_stat, rollout_text
 from ajet.client.scope import current_scope
 from ajet.client.settings import DEFAULT_POOL_SIZE, DEFAULT_RETRY_BUDGET_S, Settings
-from ajet.client.swarm_client import EXIT_BUDGET_S, abort_quietly, abort_reason
+from ajet.client.swarm_client import EXIT_BUDGET_S, abort_quietly
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import AjetError, ConfigError, EpisodeGone, TrainingFinished
 from ajet.schema.task import Task, WorkflowOutput
@@ -249,47 +250,3 @@ async def drive(operation: Operation[T], transport: Any) -> T:
                 effect = operation.send(reply)
     except StopIteration as done:
         return done.value
-
-
-class AsyncEpisode:
-    """One episode as an ``async with`` block; see :class:`ajet.client.Episode`."""
-
-    episode_uuid: str
-    api: OpenaiBaseUrlAndApiKey
-
-    def __init__(self, client: AsyncSwarmClient, task: Task | None, timeout_s: float, episode_type: str) -> None:
-        self._client = client
-        self._arguments = (timeout_s, episode_type, task)
-        self._over = False
-        self.task = task
-        self.output: WorkflowOutput | None = None
-
-    async def __aenter__(self) -> AsyncEpisode:
-        self.episode_uuid, self.api = await self._client.begin_episode(*self._arguments)
-        return self
-
-    async def end(self, output: WorkflowOutput, task: Task | None = None) -> None:
-        """End the episode now. ``task`` where none was given at the beginning."""
-        await self._client.end_episode(task or self.task or Task(), self.episode_uuid, output)
-        self._over = True
-
-    async def abort(self, reason: str = "aborted by the client") -> None:
-        """Abort the episode now."""
-        self._over = True
-        await self._client.abort_episode(self.episode_uuid, reason)
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._over:
-            return
-        if error is not None:
-            # A cancelled task must still give its episode back, so the abort is shielded from that cancellation.
-            await asyncio.shield(self.abort(abort_reason(error)))
-        elif self.output is None:
-            await self.abort("no output: the episode's block was left without one")
-        else:
-            try:
-                await self.end(self.output)
-            except AjetError as refused:
-                if not isinstance(refused, EpisodeGone):
-                    await self.abort(abort_reason(refused))
-                raise

