@@ -23,7 +23,14 @@ def make_sampler(directory, blocks=400, max_seqs=16, max_len=300, seed=0):
     net = load_net(directory, CPU, torch.float32)
     kv = PagedKV(net.kv_layers, blocks, CPU, torch.float32)
     sampler = Sampler(
-        net.extend, kv, max_seqs=max_seqs, max_len=max_len, eos=frozenset({tiny.EOS}), seed=seed, version=0
+        net.extend,
+        kv,
+        vocab=tiny.VOCAB,
+        max_seqs=max_seqs,
+        max_len=max_len,
+        eos=frozenset({tiny.EOS}),
+        seed=seed,
+        version=0,
     )
     return sampler, net, kv
 
@@ -284,4 +291,19 @@ def test_impossible_requests_are_refused_with_what_to_do(qwen2_dir):
         sampler.submit(0, [], Sampling())
     with pytest.raises(InvalidRequest, match="max_tokens"):
         sampler.submit(0, [3], Sampling(max_tokens=0))
+    with pytest.raises(InvalidRequest, match="token id 61"):
+        sampler.submit(0, [3, 61, 2], Sampling())
+    with pytest.raises(InvalidRequest, match="temperature"):
+        sampler.submit(0, [3], Sampling(temperature=-1))
+    with pytest.raises(InvalidRequest, match="top_p"):
+        sampler.submit(0, [3], Sampling(top_p=0))
     assert not sampler.busy
+
+
+def test_diverged_weights_are_named_as_the_cause(qwen2_dir):
+    sampler, net, _ = make_sampler(qwen2_dir)
+    with torch.no_grad():
+        net.parameters()["norm"].fill_(float("nan"))
+    sampler.submit(0, [5, 6], Sampling())
+    with pytest.raises(FloatingPointError, match="diverged"):
+        drain(sampler)

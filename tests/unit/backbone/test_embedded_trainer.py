@@ -14,6 +14,7 @@ from ajet.backbone.embedded.engine import Engine
 from ajet.backbone.embedded.net import digest, load_net
 from ajet.backbone.embedded.optimizer import Optimizer
 from ajet.backbone.embedded.trainer import Trainer
+from ajet.backbone.protocol import Sampling
 from ajet.default_config.schema import AjetConfig, AlgorithmConfig, OptimConfig, TrainerConfig
 from ajet.schema.errors import EngineStateConflict, InvalidRequest
 from ajet.trajectory.batch import Row, TrainBatch
@@ -159,6 +160,13 @@ def test_rows_without_advantage_are_left_out_only_where_nothing_else_trains_them
         torch.testing.assert_close(with_kl[name], grad, rtol=1e-6, atol=1e-10)
 
 
+def reply(engine: Engine, ids: list[int], model="policy", **sampling):
+    engine.submit(1, ids, Sampling(**sampling), model, False)
+    while engine.busy:
+        for _, chunk in engine.tick():
+            return chunk
+
+
 def config_for(directory, **common) -> AjetConfig:
     return AjetConfig(
         model={"path": str(directory)},
@@ -222,9 +230,95 @@ def test_a_saved_model_loads_with_transformers_and_has_its_tokenizer(kind, reque
     assert (tmp_path / "tokenizer.json").read_text() == (directory / "tokenizer.json").read_text()
 
 
-def test_sampler_and_trainer_agree_and_the_share_is_reported(qwen2_dir):
-    from ajet.backbone.protocol import Sampling
+@pytest.mark.parametrize("kind", ["qwen2_dir", "llama_dir"])
+def test_bfloat16_trains_float32_masters_and_resumes_exactly(kind, request, tmp_path):
+    config = config_for(request.getfixturevalue(kind))
+    config.model.dtype = "bfloat16"
+    config.trainer_common.optim.lr = 1e-6  # far below bfloat16's resolution
+    engine = Engine(config)
+    before = digest(engine.net)
+    assert engine.train_step(tiny.make_batch(1)).digest != before
+    engine.save(tmp_path)
+    again = Engine(config)
+    again.load(tmp_path)
+    straight, resumed = engine.train_step(tiny.make_batch(2)), again.train_step(tiny.make_batch(2))
+    assert straight.digest == resumed.digest
+    assert next(AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").parameters()).dtype == torch.bfloat16
+    chunk = reply(again, tiny.prompt(1, 40), max_tokens=5, ignore_eos=True)
+    model = AutoModelForCausalLM.from_pretrained(request.getfixturevalue(kind), dtype=torch.float32)
+    expected = model(torch.tensor([tiny.prompt(1, 40) + chunk.ids])).logits[0, 39:-1].log_softmax(-1)
+    found = expected.gather(1, torch.tensor(chunk.ids)[:, None])[:, 0].detach().numpy()
+    np.testing.assert_allclose(chunk.logprobs, found, atol=0.3)
 
+
+def test_a_large_vocabulary_splits_passes_and_changes_nothing(qwen2_dir, monkeypatch):
+    from ajet.backbone.embedded import trainer as module
+
+    batch = tiny.make_batch()
+    whole, _ = gradients(make_trainer(qwen2_dir), batch)
+    monkeypatch.setattr(module, "_PASS_LOGITS", 20 * tiny.VOCAB)
+    split, _ = gradients(make_trainer(qwen2_dir), batch)
+    for name, grad in whole.items():
+        torch.testing.assert_close(split[name], grad, rtol=1e-9, atol=1e-11)
+
+
+def test_shared_beginnings_are_computed_once_with_the_same_gradient(qwen2_dir):
+    common = tiny.prompt(0, 30)
+    rows = []
+    for i in range(6):
+        n = 40 + i
+        ids = (common + tiny.prompt(i // 2, 5) + tiny.prompt(i + 10, 20))[:n]
+        rows.append(Row(f"e{i}", "p", "seer", "t", float(i % 2), [tiny.make_sample(ids, [(36, n)], seed=i)]))
+    batch = TrainBatch(1, rows)
+    config = {"kl_loss_coef": 0.3}
+    found, metrics = gradients(make_trainer(qwen2_dir, **config), batch)
+    assert metrics["tokens/merged_share"] > 0.5
+    expected, _ = naive_gradients(qwen2_dir, batch, TrainerConfig(**config), "token-mean", True)
+    from ajet.backbone.embedded import qwen2
+
+    expected = qwen2.fuse(expected, load_net(qwen2_dir, CPU, F64).shape)
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_weights_in_the_older_format_load_to_the_same_model(qwen2_dir, tmp_path):
+    from safetensors.torch import load_file
+
+    shutil.copy(qwen2_dir / "config.json", tmp_path)
+    torch.save(load_file(qwen2_dir / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    assert digest(load_net(tmp_path, CPU, torch.float32)) == digest(load_net(qwen2_dir, CPU, torch.float32))
+
+
+def test_training_raises_the_reward_it_is_given(qwen2_dir):
+    """Two opposed roles on one model: each learns to begin its reply with a token of its own half."""
+    config = config_for(qwen2_dir, mini_batch_num=2, ppo_epochs=1, use_kl_loss=False)
+    config.trainer_common.optim.lr = 3e-3
+    config.rollout.max_num_seqs = 32
+    config.trainer_common.optim.lr_scheduler = "constant"
+    engine = Engine(config)
+    prompts = {"low": tiny.prompt(1, 8), "high": tiny.prompt(2, 8)}
+    means = []
+    for step in range(1, 13):
+        asked = {i: ("low", "high")[i % 2] for i in range(64)}
+        for key, tag in asked.items():
+            engine.submit(
+                key, prompts[tag], Sampling(max_tokens=2, seed=key + 100 * step, ignore_eos=True), "policy", False
+            )
+        rows = []
+        while engine.busy:
+            for key, chunk in engine.tick():
+                tag = asked[key]
+                sample = tiny.make_sample(prompts[tag] + chunk.ids, [(8, 10)], version=step - 1)
+                sample.logprobs_T[8:] = chunk.logprobs
+                reward = float((chunk.ids[0] < tiny.VOCAB // 2) == (tag == "low"))
+                rows.append(Row(f"e{key}", "p", tag, f"t{key // 16}", reward, [sample]))
+        means.append(engine.train_step(TrainBatch(step, rows)).metrics)
+    for tag in prompts:
+        assert np.mean([m[f"reward/{tag}/mean"] for m in means[-3:]]) > 0.9
+        assert means[0][f"reward/{tag}/mean"] < 0.8
+
+
+def test_sampler_and_trainer_agree_and_the_share_is_reported(qwen2_dir):
     engine = Engine(config_for(qwen2_dir))
     rows = []
     for key in range(6):
@@ -243,15 +337,10 @@ def test_sampler_and_trainer_agree_and_the_share_is_reported(qwen2_dir):
 
 
 def test_the_frozen_model_stays_the_initial_one(qwen2_dir, tmp_path):
-    from ajet.backbone.protocol import Sampling
-
     engine = Engine(config_for(qwen2_dir, use_kl_loss=False))
 
     def greedy(engine, model):
-        engine.submit(1, tiny.prompt(3, 12), Sampling(temperature=0, max_tokens=6, ignore_eos=True), model, False)
-        while engine.busy:
-            for _, chunk in engine.tick():
-                return chunk
+        return reply(engine, tiny.prompt(3, 12), model, temperature=0, max_tokens=6, ignore_eos=True)
 
     before = greedy(engine, "frozen")
     for step in (1, 2):
@@ -297,6 +386,9 @@ def test_a_step_that_does_not_follow_and_an_empty_batch_change_nothing(qwen2_dir
     rows = tiny.make_batch().rows
     with pytest.raises(InvalidRequest, match="reward"):
         engine.train_step(TrainBatch(1, [*rows[1:], replace(rows[0], reward=float("nan"))]))
+    outside = Row("x", "p", "seer", "t", 1.0, [tiny.make_sample([3, 4, tiny.VOCAB], [(1, 3)])])
+    with pytest.raises(InvalidRequest, match="token id"):
+        engine.train_step(TrainBatch(1, [*rows, outside]))
     rows[2].samples[0].logprobs_T[:] = np.nan
     with pytest.raises(InvalidRequest, match="log-prob"):
         engine.train_step(TrainBatch(1, rows))

@@ -6,6 +6,7 @@ on its own seed and on nothing else in the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,9 @@ def draw(logits_B_V: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequ
     """Sample. Log-probs are float32 log-softmax of logits / temperature, over what top_k and top_p leave.
 
     Temperature 0 takes the most probable token and reports its log-prob at temperature 1.
+
+    Raises:
+        FloatingPointError: the logits are not finite.
     """
     device = logits_B_V.device
     temperature = [s.temperature for s in samplings]
@@ -49,10 +53,16 @@ def draw(logits_B_V: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequ
     cdf_B_V = logprob_B_V.exp().cumsum_(-1)
     uniform_B = torch.tensor(uniforms, dtype=cdf_B_V.dtype).clamp_(max=_BELOW_ONE).to(device)
     id_B = torch.searchsorted(cdf_B_V, (uniform_B * cdf_B_V[:, -1])[:, None], right=True)
+    id_B.clamp_(max=cdf_B_V.shape[1] - 1)  # NaN finds no place
     if any(t == 0 for t in temperature):
         greedy_B = torch.tensor([t == 0 for t in temperature], device=device)
         id_B = torch.where(greedy_B[:, None], logits_B_V.argmax(-1, keepdim=True), id_B)
-    chosen_B = logprob_B_V.gather(1, id_B)
+    chosen = logprob_B_V.gather(1, id_B)[:, 0].tolist()
+    if not math.isfinite(sum(chosen)):
+        raise FloatingPointError(
+            "The model answers probabilities that are not finite: its weights have diverged. Go back to an earlier "
+            "checkpoint with a smaller trainer_common.optim.lr or grad_clip."
+        )
     wanted = max(s.top_logprobs for s in samplings)
     top = None
     if wanted:
@@ -61,7 +71,7 @@ def draw(logits_B_V: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequ
             [(i, p) for i, p in zip(ids[: s.top_logprobs], ps[: s.top_logprobs], strict=True) if p > float("-inf")]
             for s, ids, ps in zip(samplings, indices.tolist(), values.tolist(), strict=True)
         ]
-    return Drawn(id_B[:, 0].tolist(), chosen_B[:, 0].tolist(), top)
+    return Drawn(id_B[:, 0].tolist(), chosen, top)
 
 
 def _truncate(logits_B_V: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:

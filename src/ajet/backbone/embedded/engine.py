@@ -209,7 +209,7 @@ class Engine:
         kv = PagedKV(net.kv_layers, blocks, self.device, self.dtype)
         max_len = min(self.max_len, (blocks - 1) * BLOCK - 1)
         return Sampler(
-            net.extend, kv, max_seqs=rollout.max_num_seqs, max_len=max_len, eos=self.eos,
+            net.extend, kv, vocab=net.vocab, max_seqs=rollout.max_num_seqs, max_len=max_len, eos=self.eos,
             seed=self.config.trainer_common.seed, version=version,
         )  # fmt: skip
 

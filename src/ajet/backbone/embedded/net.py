@@ -124,7 +124,7 @@ def load_net(directory: Path, device: torch.device, dtype: torch.dtype, master: 
         ) from None
     shape = qwen2.Qwen2Shape.from_config(config)
     files = _safetensors_files(directory)
-    if shape is None or not files:
+    if shape is None:
         from ajet.backbone.embedded.generic import load_generic
 
         return load_generic(directory, device, dtype, master)
@@ -132,6 +132,10 @@ def load_net(directory: Path, device: torch.device, dtype: torch.dtype, master: 
     for file in files:
         with safe_open(file, "pt") as opened:
             state.update({name: opened.get_tensor(name) for name in list(opened.keys())})
+    if not files:  # an older format: transformers reads it
+        from transformers import AutoModelForCausalLM
+
+        state = AutoModelForCausalLM.from_pretrained(directory, dtype=master, local_files_only=True).state_dict()
     weights = {n: w.to(device=device, dtype=master) for n, w in qwen2.fuse(state, shape).items()}
     return Qwen2Net(weights, shape, config, dtype)
 

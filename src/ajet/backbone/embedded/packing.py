@@ -119,18 +119,22 @@ def lay_out(rows: Sequence[Row]) -> tuple[TokenTable, list[Piece]]:
     return table, pieces
 
 
-def passes(pieces: Sequence[Piece], max_tokens: int, device: torch.device) -> list[Pass]:
-    """Cover ``pieces`` by passes over at most ``max_tokens`` tokens of samples (or one sample)."""
+def passes(pieces: Sequence[Piece], max_tokens: int, max_wanted: int, device: torch.device) -> list[Pass]:
+    """Cover ``pieces`` by passes over at most ``max_tokens`` tokens of samples, ``max_wanted`` of them predicted.
+
+    A sample that alone is larger has a pass of its own.
+    """
     # Lexicographic by bytes is not numeric order, and need not be: equal beginnings come to stand together.
     ordered = sorted(pieces, key=lambda p: (np.ascontiguousarray(p.ids_T, ">i4").tobytes(), int(p.flat_N[0])))
     chosen: list[list[Piece]] = [[]]
-    used = 0
+    used = wanted = 0
     for piece in ordered:
-        if chosen[-1] and used + len(piece.ids_T) > max_tokens:
+        full = used + len(piece.ids_T) > max_tokens or wanted + len(piece.flat_N) > max_wanted
+        if chosen[-1] and full:
             chosen.append([])
-            used = 0
+            used = wanted = 0
         chosen[-1].append(piece)
-        used += len(piece.ids_T)
+        used, wanted = used + len(piece.ids_T), wanted + len(piece.flat_N)
     return [_pass(part, device) for part in chosen if part]
 
 

@@ -64,6 +64,7 @@ class Sampler:
     Args:
         forward: the model.
         kv: its cache.
+        vocab: ids below it exist.
         max_seqs: sequences decoded at once.
         max_len: tokens of prompt and reply together.
         eos: ids that end a reply beside those the request names (unless it ignores them).
@@ -75,6 +76,7 @@ class Sampler:
         forward: Forward,
         kv: PagedKV,
         *,
+        vocab: int,
         max_seqs: int,
         max_len: int,
         eos: frozenset[int],
@@ -83,7 +85,7 @@ class Sampler:
     ) -> None:
         self.version = version
         self._forward, self._kv = forward, kv
-        self._max_len, self._eos = max_len, eos
+        self._vocab, self._max_len, self._eos = vocab, max_len, eos
         self._pass_tokens = _PASS_TOKENS.get(kv.device.type, 2048)
         self._random = random.Random(seed)
         self._order = itertools.count()
@@ -121,8 +123,13 @@ class Sampler:
                 f"The prompt has {len(ids)} tokens and max_model_len is {self._max_len}: shorten the history, or raise "
                 "rollout.max_model_len.", param="messages",
             )  # fmt: skip
-        if sampling.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
+        if max(ids) >= self._vocab or min(ids) < 0:
+            raise InvalidRequest(
+                f"The prompt has token id {max(ids) if max(ids) >= self._vocab else min(ids)} and the model's vocabulary "
+                f"has {self._vocab}: tokenizer and model do not belong together.",
+                param="messages",
+            )
+        _check_sampling(sampling)
         seed = sampling.seed if sampling.seed is not None else self._random.getrandbits(64)
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
         limit = min(len(ids) + sampling.max_tokens, self._max_len)
@@ -331,6 +338,15 @@ class Sampler:
             self._active.pop(request.slot, None)
             self._slots.append(request.slot)
             request.slot = -1
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    if sampling.max_tokens < 1:
+        raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
+    if not 0 <= sampling.temperature < float("inf"):
+        raise InvalidRequest("temperature must be 0 (the most probable token) or positive.", param="temperature")
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidRequest("top_p must be above 0 and at most 1.", param="top_p")
 
 
 def _chunk(request: _Request, finish: FinishReason | None) -> Chunk:

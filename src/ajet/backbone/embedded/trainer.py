@@ -33,6 +33,8 @@ from ajet.trajectory.batch import Row, TrainBatch
 
 _CPU_PASS_TOKENS = 2048
 """On a CPU a pass larger than the caches is slower, not faster."""
+_PASS_LOGITS = 2**27
+"""Logits of one pass at most: with a large vocabulary they take the memory, not the tokens."""
 
 
 class Trainer:
@@ -60,7 +62,7 @@ class Trainer:
         table, pieces = lay_out(rows)
         if not pieces:
             raise InvalidRequest(f"The batch of step {batch.step} has no trained tokens in its {len(rows)} rows.")
-        _check_finite(rows, table)
+        _check(rows, table, self.net.vocab)
         loss = self._row_loss()
         torch.manual_seed(_mix(self.config.seed, batch.step))  # clip_cov draws
         started = time.perf_counter()
@@ -89,9 +91,9 @@ class Trainer:
         id_N = torch.from_numpy(table.id_N[flat]).to(self.device)
         return logprob_N_V.gather(1, id_N[:, None])[:, 0], logprob_N_V
 
-    @property
-    def pass_tokens(self) -> int:
-        return self._pass_tokens
+    def passes(self, pieces: Sequence[Piece]) -> list[Pass]:
+        """``pieces`` cut into forward passes that fit."""
+        return passes(pieces, self._pass_tokens, max(1, _PASS_LOGITS // self.net.vocab), self.device)
 
     def reference(self) -> Net:
         return self._reference()
@@ -143,7 +145,7 @@ class _Work:
             return
         trainer, net = self.trainer, self.trainer.reference()
         values_N = torch.zeros(len(self.table.id_N), device=trainer.device, dtype=self.dtype)
-        for part in passes(self.pieces, trainer.pass_tokens, trainer.device):
+        for part in trainer.passes(self.pieces):
             values_N[part.flat_N] = trainer.log_probs(net, part, self.table)[0].to(self.dtype)
         self.reference_R_T = self.scatter(values_N)
 
@@ -187,7 +189,7 @@ class _Work:
             portions = []
             self._two_pass(forwarded, by_row, all_rows, totals)
         for portion in portions:
-            parts = passes([p for r in portion for p in by_row[r]], trainer.pass_tokens, trainer.device)
+            parts = trainer.passes([p for r in portion for p in by_row[r]])
             outs = [self._forward(part) for part in parts]
             flat = torch.cat([part.flat_N for part in parts])
             loss = self._row_loss(
@@ -203,7 +205,7 @@ class _Work:
 
     def _two_pass(self, chosen: list[int], by_row: dict[int, list[Piece]], all_rows: Any, totals: Any) -> None:
         trainer = self.trainer
-        parts = passes([p for r in chosen for p in by_row[r]], trainer.pass_tokens, trainer.device)
+        parts = trainer.passes([p for r in chosen for p in by_row[r]])
         with torch.no_grad():
             first = [self._forward(part) for part in parts]
         flat = torch.cat([part.flat_N for part in parts])
@@ -285,13 +287,18 @@ class _Work:
         return {k: v if math.isfinite(v) else float("nan") for k, v in out.items()}
 
 
-def _check_finite(rows: Sequence[Row], table: TokenTable) -> None:
-    """A NaN would not always show in the gradient: verl's clamps swallow some."""
+def _check(rows: Sequence[Row], table: TokenTable, vocab: int) -> None:
+    """Refuse what would crash or poison the step. A NaN would not always show in the gradient: verl's clamps swallow some."""
     for row in rows:
         if not math.isfinite(row.reward):
             raise InvalidRequest(
                 f"The reward of {row.agent} in episode {row.episode} is {row.reward}: rewards must be finite."
             )
+        for sample in row.samples:
+            if int(sample.ids_T.max()) >= vocab or int(sample.ids_T.min()) < 0:
+                raise InvalidRequest(
+                    f"A sample of {row.agent} in episode {row.episode} has a token id outside of the model's {vocab}."
+                )
     wrong = np.flatnonzero(~np.isfinite(table.logprob_N))
     if len(wrong):
         row = rows[int(table.row_N[wrong[0]])]
