@@ -68,6 +68,7 @@ def run(
         job.dump_job_as_yaml(str(job_file))
     port = port or _free_port()
     url = f"http://127.0.0.1:{port}"
+    signal.signal(signal.SIGTERM, _terminated)
     with ExitStack() as stack:
         server = _child(
             stack,
@@ -101,6 +102,10 @@ def run(
     checkpoint = (status.get("checkpoint") or {}).get("path")
     print_report(summary, folder, draw_curve(summary, folder / "win_rate.png"), checkpoint)
     return 0
+
+
+def _terminated(_signal: int, _frame: Any) -> None:
+    raise KeyboardInterrupt  # so that both children are ended
 
 
 def _experiment_name(exp_dir: Path, base: str, fresh: bool) -> str:

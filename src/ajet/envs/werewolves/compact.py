@@ -1,6 +1,6 @@
 """Short state prompts for small models: one message that says what matters now, and a reply of a line or two.
 
-A prompt is about sixty tokens. Every living other player stands once, under the first heading that applies, and each
+A prompt is about sixty tokens. Every living other player (and oneself, where one may name oneself) stands once, under the first heading that applies, and each
 heading comes *before* its names, so that a causal model knows what a name is when it reads it. Everything shown is
 public or was told to this seat. Speech and vote are asked in one reply (``Game.one_call``).
 
@@ -55,7 +55,8 @@ def compact_text(game: Game, board: Board, request: Request) -> str:
             picks.append(event.target)
     night = request.kind in ("kill", "check", "witch")
     lines = [f"{'Night' if night else 'Day'} {game.day}. You are {name(me)}, {request.role.value}."]
-    rest = list(game.living(me))
+    # Whom one may attack includes oneself.
+    rest = list(game.living() if request.kind == "kill" else game.living(me))
 
     def section(title: str, seats: set[int], always: bool) -> None:
         shown = [i for i in rest if i in seats]

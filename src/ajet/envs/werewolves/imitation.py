@@ -1,7 +1,7 @@
 """Random legal play as examples for a warm start: prompts, replies, and what else would have been as legal.
 
-The policy here has no strategy: targets are uniform over the living others (teammates included), sentences are drawn
-from a fixed mix. One exception, stated because it matters: a share of a seer's claims report a check it really made
+The policy here has no strategy: targets are uniform over whom the rules allow (a wolf's victim may be a teammate or the
+wolf itself), sentences are drawn from a fixed mix. One exception, stated because it matters: a share of a seer's claims report a check it really made
 (:data:`TRUTHFUL`); without it the seer was not found to discover claiming.
 """
 
@@ -68,7 +68,7 @@ def _sentence(game: Game, me: int, results: dict[int, bool], rng: random.Random)
 
 def random_action(game: Game, request: Request, results: dict[int, bool], rng: random.Random) -> tuple[Action, tuple[int, ...], tuple[int, ...]]:
     """A random legal action; the seats its target, and the seats its sentence, were drawn from."""
-    legal = tuple(i for i in request.legal if i != request.player)
+    legal = request.legal
     say, said = "", ()
     if request.kind in ("speak", "day", "last_words"):
         say, said = _sentence(game, request.player, results, rng)
