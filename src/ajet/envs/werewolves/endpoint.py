@@ -2,21 +2,29 @@
 
 Two kinds. The *policy* endpoint is the swarm server: it makes callers wait while it updates, so calls have no short
 time limit, and while it restarts they are tried again. A *static* endpoint is somebody else's model: failures (429
-with Retry-After, 5xx, timeouts, refused connections) are retried with back-off inside a budget. Past the budget both
-raise :class:`InfrastructureFault`: the game is void, and no reward of any value comes of it.
+with Retry-After, 5xx, timeouts, refused connections, answers that are no chat completion) are retried with back-off
+inside a budget. Past the budget both raise :class:`InfrastructureFault`: the game is void, and no reward of any value
+comes of it.
+
+Calls go through the ``openai`` SDK's own ``post``: its typed ``create`` walks every message against the type hints,
+which is half of a call's CPU time where a step makes thousands of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import random
 import ssl
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -28,7 +36,13 @@ POLICY_TIMEOUT_S = 3600.0
 STATIC_TIMEOUT_S = 120.0
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
-RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 507, 529})
+RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 507, 520, 522, 524, 529})
+FINAL_CODES = frozenset({"engine_failed", "insufficient_quota"})
+"""Error codes that no retry cures, whatever their status."""
+
+
+class NoCompletion(Exception):
+    """HTTP 200 with a body that is no chat completion (a proxy's page, a cut-off body, an error in disguise)."""
 
 
 @lru_cache(maxsize=1)
@@ -93,9 +107,13 @@ class Endpoint:
     """One endpoint as one game uses it. Open it with ``async with``.
 
     Args:
-        budget_s: how long one call may be retried.
-        gate: bound on concurrent calls, or None.
+        base_url: ends in ``/v1``.
+        model: the name sent with each call.
+        budget_s: how long after its first failure one call is tried again, seconds.
+        timeout_s: longest wait for one answer, seconds.
+        gate: bound on concurrent calls, or None. A call holds it while it waits for an answer, not between tries.
         rng: draws the jitter of the back-off.
+        name: what messages call it.
     """
 
     base_url: str
@@ -110,10 +128,13 @@ class Endpoint:
     _client: AsyncOpenAI | None = None
 
     async def __aenter__(self) -> Endpoint:
-        timeout = httpx.Timeout(self.timeout_s, connect=10.0)
+        timeout = httpx.Timeout(self.timeout_s, connect=min(10.0, self.timeout_s))
         limits = httpx.Limits(max_connections=32, max_keepalive_connections=32)
-        http = httpx.AsyncClient(verify=_tls(), timeout=timeout, limits=limits, trust_env=False)
-        self._client = AsyncOpenAI(base_url=self.base_url, api_key="-", max_retries=0, timeout=timeout, http_client=http)
+        proxies = not _is_loopback(self.base_url)
+        http = httpx.AsyncClient(verify=_tls(), timeout=timeout, limits=limits, trust_env=proxies)
+        self._client = AsyncOpenAI(
+            base_url=self.base_url, api_key="-", max_retries=0, timeout=timeout, http_client=http
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -127,48 +148,46 @@ class Endpoint:
             ContextLengthExceeded: the conversation does not fit; no retry helps.
             InfrastructureFault: no answer within the budget, or a refusal that is nobody's policy.
         """
-        deadline = time.monotonic() + self.budget_s
+        deadline: float | None = None
         wait = FIRST_WAIT_S
         while True:
             try:
                 return await self._once(messages, api_key, temperature)
             except openai.APIStatusError as error:
-                if error.code == "context_length_exceeded":
+                code = _code(error)
+                if code == "context_length_exceeded":
                     raise ContextLengthExceeded(str(error)) from error
-                if error.status_code not in RETRIED_STATUS or (error.status_code == 409 and self.name == "policy"):
+                if error.status_code not in RETRIED_STATUS or code in FINAL_CODES:
                     raise self._fault(error) from error
-                hint, cause = _retry_after(error.response), error
-            except (openai.APIConnectionError, httpx.TransportError) as error:  # timeouts included
+                hint, cause = retry_after(error.response), error
+            except (openai.APIConnectionError, httpx.TransportError, NoCompletion) as error:  # timeouts included
                 hint, cause = None, error
             self.retries += 1
-            pause = hint if hint is not None else wait * (0.5 + self.rng.random())
+            jitter = self.rng.random()
+            pause = wait * (0.5 + jitter) if hint is None else hint + FIRST_WAIT_S * jitter
             wait = min(wait * 2, LONGEST_WAIT_S)
-            if time.monotonic() + pause > deadline:
+            now = time.monotonic()
+            deadline = now + self.budget_s if deadline is None else deadline
+            if now + pause > deadline:
                 raise self._fault(cause) from cause
             await asyncio.sleep(pause)
 
     async def _once(self, messages: list[dict[str, Any]], api_key: str, temperature: float | None) -> dict[str, Any]:
         assert self._client is not None, "use `async with`"
-        more: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
-        request = self._client.chat.completions.create(
-            model=self.model,
-            messages=messages,  # type: ignore[arg-type]
-            extra_headers={"Authorization": f"Bearer {api_key}"},
-            **more,
+        body: dict[str, Any] = {"model": self.model, "messages": messages}
+        if temperature is not None:
+            body["temperature"] = temperature
+        request = self._client.post(
+            "/chat/completions",
+            body=body,
+            cast_to=httpx.Response,
+            options={"headers": {"Authorization": f"Bearer {api_key}"}},
         )
         if self.gate is None:
-            answer = await request
-        else:
-            async with self.gate:
-                answer = await request
-        if not answer.choices:
-            raise InfrastructureFault(f"The {self.name} endpoint answered without a choice.")
-        message = answer.choices[0].message
-        reply: dict[str, Any] = {"role": "assistant", "content": message.content or ""}
-        reasoning = getattr(message, "reasoning_content", None)
-        if reasoning:
-            reply["reasoning_content"] = reasoning
-        return reply
+            return _message(await request)
+        async with self.gate:
+            response = await request
+        return _message(response)
 
     def _fault(self, cause: Exception) -> InfrastructureFault:
         return InfrastructureFault(
@@ -177,8 +196,49 @@ class Endpoint:
         )
 
 
-def _retry_after(response: httpx.Response) -> float | None:
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _message(response: httpx.Response) -> dict[str, Any]:
+    """The assistant message of a chat completion."""
     try:
-        return max(0.0, float(response.headers["retry-after"]))
-    except (KeyError, ValueError):
+        message = json.loads(response.content)["choices"][0]["message"]
+        content = message.get("content")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise NoCompletion(f"HTTP {response.status_code}: {response.content[:200]!r}") from error
+    if isinstance(content, list):  # parts
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    reply: dict[str, Any] = {"role": "assistant", "content": _sendable(content)}
+    if message.get("reasoning_content"):
+        reply["reasoning_content"] = _sendable(message["reasoning_content"])
+    return reply
+
+
+def _sendable(text: Any) -> str:
+    """The text itself, but for lone surrogates, which the next request could not carry."""
+    return str(text or "").encode("utf-8", "replace").decode()
+
+
+def _code(error: openai.APIStatusError) -> str:
+    """The error's ``code``, or what an error type means where there is none."""
+    return str(error.code or error.type or "")
+
+
+def retry_after(response: httpx.Response) -> float | None:
+    """Seconds that the answer asks to wait: ``retry-after-ms``, or ``retry-after`` as a number or a date."""
+    headers = response.headers
+    try:
+        if "retry-after-ms" in headers:
+            seconds = float(headers["retry-after-ms"]) / 1000
+        else:
+            seconds = float(headers["retry-after"])
+    except KeyError:
         return None
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(headers["retry-after"]).timestamp() - time.time()
+        except (KeyError, ValueError, TypeError):
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None

@@ -2,7 +2,8 @@
 
 The rules text is generated from the :class:`BoardOptions` that the engine runs. A player's conversation is only ever
 appended to: each request adds one user message with what the player has learned since, and the reply is kept as it
-was sent. Nothing but :meth:`Game.visible` gets in.
+was sent. Nothing but :meth:`Game.visible` gets in, and what others said stands on one line, so that nobody can forge an
+announcement.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import Counter
 from typing import Any, Literal
 
 from ajet.envs.werewolves.engine import Event, Game, Request
+from ajet.envs.werewolves.replies import ParsedReply, parse_reply
 from ajet.envs.werewolves.rules import BoardOptions, Role
 
 Language = Literal["en", "zh"]
@@ -29,24 +31,12 @@ def _seats(seats: Any, language: Language) -> str:
 
 def rules_text(options: BoardOptions, language: Language) -> str:
     """The rules, from the options."""
-    counts = Counter(role.value for role in options.roles)
-    if language == "zh":
-        roles = "、".join(f"{n} 名{_ROLES_ZH[r]}" for r, n in counts.items())
-        win = {"side_wiped": "所有村民死亡，或预言家、女巫、猎人全部死亡", "parity": "存活狼人数不少于其他存活玩家"}[options.wolf_win]
-        save = {"never": "女巫不能救自己。", "first_night": "女巫只能在第一夜救自己。", "always": "女巫可以救自己。"}[options.witch_self_save]
-        tie = {"revote": "平票者再次发言，其余玩家在他们之中重新投票；再次平票则无人出局。", "nobody": "平票则无人出局。"}[options.day_tie]
-        wolf_tie = {"seeded": "狼人意见平票时在平票目标中随机选一人。", "none": "狼人意见平票时当夜无人被杀。"}[options.wolf_tie]
-        own = "可以投自己。" if options.self_vote else "不能投自己。"
-        return (
-            f"{len(options.roles)} 人狼人杀：{roles}。好人阵营：除狼人外的所有人。\n"
-            f"狼人获胜：{win}。好人获胜：所有狼人死亡（先判定）。第 {options.max_days} 天结束仍未分出胜负为平局。\n"
-            f"夜晚：狼人依次选择目标（可以是任何存活玩家或空刀）。{wolf_tie}预言家查验一名其他存活玩家是好人还是狼人，不可重复查验。"
-            f"女巫有一瓶解药和一瓶毒药，同一夜不能同时使用；持有解药时才知道谁被袭击。{save}"
-            "猎人被狼人杀死或被放逐时可以开枪，被毒死则不能。\n"
-            f"白天：依次发言，然后同时投票，可以弃票，{own}{tie}"
-            "第一夜的死者和被放逐者有遗言，被毒死和被枪杀者没有。死亡不公布身份。"
-        )
-    roles = ", ".join(f"{n} {r}{'s' if n > 1 else ''}" for r, n in counts.items()).replace("werewolfs", "werewolves")
+    return _rules_zh(options) if language == "zh" else _rules_en(options)
+
+
+def _rules_en(options: BoardOptions) -> str:
+    counts = Counter(options.roles)
+    roles = ", ".join(f"{n} {_plural(role.value) if n > 1 else role.value}" for role, n in counts.items())
     win = {
         "side_wiped": "all villagers are dead, or seer, witch and hunter are all dead",
         "parity": "the living wolves are at least as many as the other living players",
@@ -61,55 +51,101 @@ def rules_text(options: BoardOptions, language: Language) -> str:
         "nobody": "A tie exiles nobody.",
     }[options.day_tie]
     wolf_tie = {
-        "seeded": "A tie among the wolves' targets is drawn by lot.",
-        "none": "A tie among the wolves' targets kills nobody.",
+        "seeded": "If their choices tie, one of the tied is drawn by lot.",
+        "none": "If their choices tie, nobody is attacked.",
     }[options.wolf_tie]
     own = "You may vote for yourself." if options.self_vote else "You may not vote for yourself."
+    night = [
+        f"Night: the wolves name a target one after another: any living player, wolves included, or nobody. {wolf_tie}"
+    ]
+    if Role.SEER in counts:
+        night.append(
+            "The seer learns of one other living player whether it is good or a wolf, never twice of the same."
+        )
+    if Role.WITCH in counts:
+        night.append(
+            "The witch has one antidote and one poison and may not use both in one night; she learns who was attacked "
+            f"only while she holds the antidote. {save}"
+        )
+    if Role.HUNTER in counts:
+        night.append("The hunter may shoot a living player when killed by wolves or exiled, not when poisoned.")
     return (
         f"Werewolf with {len(options.roles)} players: {roles}. Everyone but the werewolves is on the good side.\n"
         f"Wolves win when {win}. The good side wins when all wolves are dead; this is checked first. "
         f"A game undecided at the end of day {options.max_days} is a draw.\n"
-        f"Night: the wolves name a target one after another (any living player, or nobody). {wolf_tie} "
-        "The seer learns of one other living player whether it is good or a wolf, never twice of the same. "
-        "The witch has one antidote and one poison and may not use both in one night; she learns who was attacked "
-        f"only while she holds the antidote. {save} "
-        "The hunter may shoot a living player when killed by wolves or exiled, not when poisoned.\n"
+        f"{' '.join(night)}\n"
         f"Day: everyone speaks in turn, then all vote at once; abstaining is allowed. {own} {tie} "
         "The first night's victim and exiled players have last words; poisoned and shot ones have none. "
         "Roles of the dead are not revealed."
     )
 
 
-_FORMAT = {
-    "en": "Think freely first if you like, inside <think></think>; nobody hears that. {what}",
-    "zh": "可以先在 <think></think> 中自由思考，别人听不到。{what}",
+def _plural(role: str) -> str:
+    return "werewolves" if role == "werewolf" else f"{role}s"
+
+
+def _rules_zh(options: BoardOptions) -> str:
+    counts = Counter(options.roles)
+    roles = "、".join(f"{n} 名{_ROLES_ZH[role.value]}" for role, n in counts.items())
+    win = {"side_wiped": "所有村民死亡，或预言家、女巫、猎人全部死亡", "parity": "存活狼人数不少于其他存活玩家数"}
+    save = {"never": "女巫不能救自己。", "first_night": "女巫只能在第一夜救自己。", "always": "女巫可以救自己。"}
+    tie = {
+        "revote": "平票者再次发言，其余玩家在他们之中重新投票；再次平票则无人出局。",
+        "nobody": "平票则无人出局。",
+    }
+    wolf_tie = {"seeded": "意见平票时在平票目标中随机选一人。", "none": "意见平票时当夜无人被袭击。"}
+    night = [f"夜晚：狼人依次选择目标，可以是任何存活玩家（包括狼人），也可以空刀。{wolf_tie[options.wolf_tie]}"]
+    if Role.SEER in counts:
+        night.append("预言家查验一名其他存活玩家是好人还是狼人，不可重复查验。")
+    if Role.WITCH in counts:
+        night.append(
+            "女巫有一瓶解药和一瓶毒药，同一夜不能同时使用；持有解药时才知道谁被袭击。" + save[options.witch_self_save]
+        )
+    if Role.HUNTER in counts:
+        night.append("猎人被狼人杀死或被放逐时可以开枪带走一名存活玩家，被毒死则不能。")
+    return (
+        f"{len(options.roles)} 人狼人杀：{roles}。狼人以外都属于好人阵营。\n"
+        f"狼人获胜：{win[options.wolf_win]}。好人获胜：所有狼人死亡（先判定）。"
+        f"第 {options.max_days} 天结束仍未分出胜负为平局。\n"
+        f"{''.join(night)}\n"
+        f"白天：依次发言，然后同时投票，可以弃票，{'可以' if options.self_vote else '不能'}投自己。{tie[options.day_tie]}"
+        "第一夜的死者和被放逐者有遗言，被毒死和被枪杀者没有。死者不公布身份。"
+    )
+
+
+_THINK_FIRST = {
+    "en": "You may think first; nobody hears that.",
+    "zh": "可以先思考，别人听不到。",
 }
-_WHAT = {
+_END_WITH = {"en": "End with one line:", "zh": "最后单独一行："}
+_WHAT: dict[str, dict[str, tuple[str, str]]] = {
     "en": {
-        "kill": 'Whom do you attack? You may add a sentence for your fellow wolves. End with one line: {{"kill": "PlayerN"}} or {{"kill": null}}.',
-        "check": 'Whom do you check? End with one line: {{"check": "PlayerN"}}.',
-        "witch": 'End with one line: {{"save": true or false, "poison": "PlayerN" or null}}.',
-        "shoot": 'You are dying and may shoot. End with one line: {{"shoot": "PlayerN"}} or {{"shoot": null}}.',
-        "speak": "It is your turn to speak. Outside the thinking, write only what all players shall hear.",
-        "vote": 'Vote. End with one line: {{"vote": "PlayerN"}} or {{"vote": null}}.',
-        "day": 'Speak to all players, then end with one line that they do not hear: {{"vote": "PlayerN"}} or {{"vote": null}}.',
-        "last_words": "You are out of the game. Write your last words; all players hear them.",
+        "kill": ("Whom do you attack? Only your fellow wolves hear what you say.", '{"say": "...", "kill": "PlayerN" or null}'),
+        "check": ("Whom do you check?", '{"check": "PlayerN" or null}'),
+        "witch": ("What do you do?", '{"save": true or false, "poison": "PlayerN" or null}'),
+        "shoot": ("You are dying and may shoot.", '{"shoot": "PlayerN" or null}'),
+        "speak": ("It is your turn to speak to all players.", '{"say": "what all players hear"}'),
+        "vote": ("Vote.", '{"vote": "PlayerN" or null}'),
+        "day": ("Speak to all players, and vote; your vote stays secret until all have spoken.", '{"say": "what all players hear", "vote": "PlayerN" or null}'),
+        "last_words": ("You are out of the game. Say your last words to all players.", '{"say": "what all players hear"}'),
     },
     "zh": {
-        "kill": '你们要袭击谁？可以先对狼同伴说一句话。最后单独一行：{{"kill": "N号"}} 或 {{"kill": null}}。',
-        "check": '你要查验谁？最后单独一行：{{"check": "N号"}}。',
-        "witch": '最后单独一行：{{"save": true 或 false, "poison": "N号" 或 null}}。',
-        "shoot": '你即将死亡，可以开枪。最后单独一行：{{"shoot": "N号"}} 或 {{"shoot": null}}。',
-        "speak": "轮到你发言。思考之外只写要让所有人听到的话。",
-        "vote": '请投票。最后单独一行：{{"vote": "N号"}} 或 {{"vote": null}}。',
-        "day": '先对所有人发言，最后单独一行（别人听不到）：{{"vote": "N号"}} 或 {{"vote": null}}。',
-        "last_words": "你已出局，请写下遗言，所有人都会听到。",
+        "kill": ("你们要袭击谁？你说的话只有狼同伴能听到。", '{"say": "……", "kill": "N号" 或 null}'),
+        "check": ("你要查验谁？", '{"check": "N号" 或 null}'),
+        "witch": ("你要怎么做？", '{"save": true 或 false, "poison": "N号" 或 null}'),
+        "shoot": ("你即将死亡，可以开枪。", '{"shoot": "N号" 或 null}'),
+        "speak": ("轮到你向所有人发言。", '{"say": "所有人听到的话"}'),
+        "vote": ("请投票。", '{"vote": "N号" 或 null}'),
+        "day": ("请向所有人发言并投票；所有人发言完之前你的投票保密。", '{"say": "所有人听到的话", "vote": "N号" 或 null}'),
+        "last_words": ("你已出局，请留下遗言。", '{"say": "所有人听到的话"}'),
     },
-}
+}  # fmt: skip
 
 
 class Conversation:
-    """One player's growing conversation."""
+    """One player's growing conversation, a :class:`~ajet.envs.werewolves.players.Style`."""
+
+    repairs = 2
 
     def __init__(self, game: Game, seat: int, language: Language = "en") -> None:
         self.game, self.seat, self.language = game, seat, language
@@ -120,24 +156,30 @@ class Conversation:
             text = f"You play a game of Werewolf as {seat_name(seat, language)}. Your role: {role}.\n\n{rules}"
         else:
             text = f"你在玩狼人杀，你是{seat_name(seat, language)}，身份：{_ROLES_ZH[role]}。\n\n{rules}"
-        self.messages: list[dict[str, Any]] = [{"role": "system", "content": text}]
+        self._messages: list[dict[str, Any]] = [{"role": "system", "content": text}]
 
-    def ask(self, request: Request) -> list[dict[str, Any]]:
+    def messages(self, request: Request) -> list[dict[str, Any]]:
         """Add what is new and the request; returns the conversation so far."""
         lines = [line for event in self._news() if (line := self.describe(event))]
         lines.append(self._question(request))
-        self.messages.append({"role": "user", "content": "\n".join(lines)})
-        return list(self.messages)
+        return self._say("\n".join(lines))
 
     def repair(self, problem: str) -> list[dict[str, Any]]:
         """Ask again after a reply that could not be used."""
-        text = f"{problem} Answer again in the required form." if self.language == "en" else f"{problem} 请按要求的格式重新回答。"
-        self.messages.append({"role": "user", "content": text})
-        return list(self.messages)
+        if self.language == "en":
+            return self._say(f"{problem} Nothing was done yet. Answer again in the required form.")
+        return self._say("上一条回复无法使用，尚未生效。请按要求的格式重新回答。")
 
-    def answered(self, reply: dict[str, Any]) -> None:
+    def parse(self, text: str, request: Request) -> ParsedReply:
+        return parse_reply(text, request)
+
+    def remember(self, reply: dict[str, Any]) -> None:
         """Keep the reply exactly as the model sent it."""
-        self.messages.append(reply)
+        self._messages.append(reply)
+
+    def _say(self, text: str) -> list[dict[str, Any]]:
+        self._messages.append({"role": "user", "content": text})
+        return list(self._messages)
 
     def _news(self) -> list[Event]:
         visible = self.game.visible(self.seat)
@@ -147,12 +189,13 @@ class Conversation:
     def _question(self, request: Request) -> str:
         en = self.language == "en"
         night = request.kind in ("kill", "check", "witch")
-        head = (f"Night {request.day}." if night else f"Day {request.day}.") if en else f"第{request.day}{'夜' if night else '天'}。"
+        head = (
+            (f"Night {request.day}." if night else f"Day {request.day}.")
+            if en
+            else f"第{request.day}{'夜' if night else '天'}。"
+        )
         parts = [head]
         if request.kind == "witch":
-            if request.victim is not None:
-                name = seat_name(request.victim, self.language)
-                parts.append(f"{name} was attacked tonight." if en else f"今晚{name}被袭击。")
             if not request.may_save:
                 parts.append("You cannot use the antidote now." if en else "现在不能使用解药。")
             if not request.may_poison:
@@ -160,30 +203,34 @@ class Conversation:
         if request.legal:
             seats = _seats(request.legal, self.language)
             parts.append(f"You may name: {seats}." if en else f"可选：{seats}。")
-        what = _WHAT[self.language][request.kind].replace("{{", "{").replace("}}", "}")
-        return " ".join([*parts, _FORMAT[self.language].replace("{what}", what)])
+        what, form = _WHAT[self.language][request.kind]
+        parts += [what, _THINK_FIRST[self.language], f"{_END_WITH[self.language]} {form}"]
+        return (" " if en else "").join(parts)
 
     def describe(self, event: Event) -> str:
         """One event in words; empty where the player needs no telling."""
         en = self.language == "en"
 
         def who(seat: int | None) -> str:
-            return ("nobody" if en else "无人") if seat is None else seat_name(seat, self.language)
+            return ("nobody" if en else "没有人") if seat is None else seat_name(seat, self.language)
 
         actor, target = who(event.actor), who(event.target)
         mine = event.actor == self.seat
         day = event.day
+        words = " ".join(event.text.split()) or ("(nothing)" if en else "（沉默）")
         if event.kind == "teammates":
             names = _seats(event.players, self.language)
             return f"The wolves are {names}." if en else f"狼人是{names}。"
         if event.kind == "wolf_pick" and not mine:
-            said = f": {event.text}" if event.text else ""
+            said = "" if not event.text else f' and says: "{words}"' if en else f"，并说：“{words}”"
             return f"Your fellow wolf {actor} picks {target}{said}" if en else f"狼同伴{actor}选择{target}{said}"
         if event.kind == "wolf_target":
             return f"The wolves attack {target}." if en else f"狼队今晚袭击{target}。"
         if event.kind == "check":
             result = ("a wolf" if event.is_wolf else "good") if en else ("狼人" if event.is_wolf else "好人")
             return f"You checked {target}: {result}." if en else f"你查验了{target}：{result}。"
+        if event.kind == "witch_sees":
+            return f"{target[0].upper()}{target[1:]} was attacked tonight." if en else f"今晚{target}被袭击。"
         if event.kind == "witch_saved":
             return f"You saved {target}." if en else f"你救了{target}。"
         if event.kind == "witch_poisoned":
@@ -194,15 +241,15 @@ class Conversation:
         if event.kind == "shot":
             return f"{actor} is the hunter and shoots {target}." if en else f"{actor}是猎人，开枪带走{target}。"
         if event.kind == "speech":
-            return "" if mine else f"{actor}: {event.text}" if en else f"{actor}：{event.text}"
+            return "" if mine else f'{actor} says: "{words}"' if en else f"{actor}说：“{words}”"
         if event.kind == "last_words":
-            return "" if mine else f"Last words of {actor}: {event.text}" if en else f"{actor}的遗言：{event.text}"
+            return "" if mine else f'Last words of {actor}: "{words}"' if en else f"{actor}的遗言：“{words}”"
         if event.kind == "votes":
             pairs = [f"{who(v)}→{who(t)}" for v, t in event.votes]
             return f"Votes: {', '.join(pairs)}." if en else f"投票：{'、'.join(pairs)}。"
         if event.kind == "tie":
             names = _seats(event.players, self.language)
-            return f"Tie between {names}." if en else f"平票：{names}。"
+            return f"Tie between {names}; they speak again." if en else f"平票：{names}，他们再次发言。"
         if event.kind == "exile":
             return f"{target} is exiled." if en else f"{target}被放逐。"
         if event.kind == "no_exile":
@@ -210,4 +257,4 @@ class Conversation:
         return ""
 
 
-__all__ = ["Conversation", "Language", "Role", "rules_text", "seat_name"]
+__all__ = ["Conversation", "Language", "rules_text", "seat_name"]

@@ -1,8 +1,11 @@
-"""Who decides for a seat: a language model, or a scripted player. And the driver that plays a game with them."""
+"""Who decides for a seat: a language model behind an endpoint, or a scripted player.
+
+How a model is prompted and read is a :class:`Style`: short state prompts (:class:`Compact`), or one growing
+conversation (:class:`~ajet.envs.werewolves.full.Conversation`).
+"""
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
 from typing import Any, Literal, Protocol
@@ -11,24 +14,62 @@ from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.compact import compact_prompt, parse_compact
 from ajet.envs.werewolves.endpoint import Endpoint
 from ajet.envs.werewolves.engine import Action, Game, Request
-from ajet.envs.werewolves.full import Conversation, Language
-from ajet.envs.werewolves.replies import ParsedReply, fallback, parse_reply
+from ajet.envs.werewolves.replies import ParsedReply, fallback
 from ajet.envs.werewolves.scripted import ScriptedPlayer
 from ajet.schema.errors import ContextLengthExceeded
 
-MAX_REPAIRS = 2
-"""Repair turns after a reply that could not be used (full prompts only)."""
 Outcome = Literal["valid", "repaired", "fallback"]
 
 
-class Player(Protocol):
-    """One seat."""
+class Style(Protocol):
+    """How one seat's decisions are put to a model.
 
-    async def act(self, request: Request) -> Action: ...
+    Attributes:
+        repairs: how often a model is asked again after a reply that could not be used.
+    """
+
+    repairs: int
+
+    def messages(self, request: Request) -> list[dict[str, Any]]:
+        """The chat messages that ask for this decision."""
+        ...
+
+    def repair(self, problem: str) -> list[dict[str, Any]]:
+        """The messages that ask again."""
+        ...
+
+    def parse(self, text: str, request: Request) -> ParsedReply:
+        """What a reply asks for."""
+        ...
+
+    def remember(self, reply: dict[str, Any]) -> None:
+        """Take note of the assistant message as it came."""
+        ...
+
+
+class Compact:
+    """A fresh state prompt for each call; nothing is remembered and nothing repaired."""
+
+    repairs = 0
+
+    def __init__(self, game: Game, board: Board) -> None:
+        self.game, self.board = game, board
+
+    def messages(self, request: Request) -> list[dict[str, Any]]:
+        return compact_prompt(self.game, self.board, request)
+
+    def repair(self, problem: str) -> list[dict[str, Any]]:
+        raise NotImplementedError("compact prompts have no repair turns")
+
+    def parse(self, text: str, request: Request) -> ParsedReply:
+        return ParsedReply(parse_compact(text, request))
+
+    def remember(self, reply: dict[str, Any]) -> None:
+        pass
 
 
 class Scripted:
-    """A scripted player as a :class:`Player`."""
+    """A scripted player as a :class:`~ajet.envs.werewolves.play.Player`."""
 
     def __init__(self, player: ScriptedPlayer) -> None:
         self.player = player
@@ -41,93 +82,47 @@ class ModelPlayer:
     """A seat whose decisions come from an endpoint.
 
     Args:
-        style: ``compact``: a fresh state prompt a call, no repairs; ``full``: a growing conversation with repairs.
+        style: how the model is asked.
+        endpoint: whom to ask, shared by the players of a game.
+        api_key: says to the endpoint who is speaking.
+        temperature: sent with each call, or left to the endpoint.
         rng: chooses where a fallback must name somebody.
+
+    Attributes:
+        outcomes: decisions by :data:`Outcome`: read at once, after a repair turn, or not at all.
+        calls: replies that came, repair turns included.
     """
 
     def __init__(
-        self,
-        game: Game,
-        board: Board,
-        seat: int,
-        endpoint: Endpoint,
-        api_key: str,
-        *,
-        style: Literal["compact", "full"],
-        language: Language = "en",
-        temperature: float | None = None,
-        rng: random.Random,
+        self, style: Style, endpoint: Endpoint, api_key: str, *, temperature: float | None = None, rng: random.Random
     ) -> None:
-        self.game, self.board, self.seat = game, board, seat
-        self.endpoint, self.api_key, self.temperature = endpoint, api_key, temperature
-        self.conversation = Conversation(game, seat, language) if style == "full" else None
-        self.rng = rng
+        self.style, self.endpoint = style, endpoint
+        self._api_key, self._temperature, self._rng = api_key, temperature, rng
         self.outcomes: Counter[str] = Counter()
         self.calls = 0
 
     async def act(self, request: Request) -> Action:
-        """Ask the model. A bad reply never ends the game.
+        """Ask the model. A bad reply, or a prompt that became too long, never ends the game.
 
         Raises:
             InfrastructureFault: the endpoint failed for good.
         """
         try:
-            action, outcome = await (self._full(request) if self.conversation else self._compact(request))
+            action, outcome = await self._decide(request)
         except ContextLengthExceeded:
             action, outcome = None, "fallback"
         self.outcomes[outcome] += 1
-        return action if action is not None else fallback(request, self.rng)
+        return action if action is not None else fallback(request, self._rng)
 
-    async def _ask(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        reply = await self.endpoint.chat(messages, self.api_key, self.temperature)
-        self.calls += 1
-        return reply
-
-    async def _compact(self, request: Request) -> tuple[Action | None, Outcome]:
-        reply = await self._ask(compact_prompt(self.game, self.board, request))
-        action = parse_compact(reply["content"], request)
-        return action, "valid" if action is not None else "fallback"
-
-    async def _full(self, request: Request) -> tuple[Action | None, Outcome]:
-        conversation = self.conversation
-        assert conversation is not None
-        messages = conversation.ask(request)
-        parsed = ParsedReply(None)
-        for attempt in range(1 + MAX_REPAIRS):
-            if attempt:
-                messages = conversation.repair(parsed.problem)
-            reply = await self._ask(messages)
-            conversation.answered(reply)
-            parsed = parse_reply(reply["content"], request)
+    async def _decide(self, request: Request) -> tuple[Action | None, Outcome]:
+        messages = self.style.messages(request)
+        for attempt in range(1 + self.style.repairs):
+            reply = await self.endpoint.chat(messages, self._api_key, self._temperature)
+            self.calls += 1
+            self.style.remember(reply)
+            parsed = self.style.parse(reply["content"], request)
             if parsed.action is not None:
                 return parsed.action, "repaired" if attempt else "valid"
+            if attempt < self.style.repairs:
+                messages = self.style.repair(parsed.problem)
         return None, "fallback"
-
-
-async def play_game(game: Game, players: dict[int, Player], watch: Any = None) -> Game:
-    """Play to the end. Requests that may be answered at once are asked at once.
-
-    Args:
-        players: one per seat. watch: called with (game, request, action) for each decision, before it takes effect.
-    """
-    run = game.run()
-    requests = next(run)
-    while True:
-        if len(requests) == 1:
-            actions = [await players[requests[0].player].act(requests[0])]
-        else:
-            tasks = [asyncio.ensure_future(players[r.player].act(r)) for r in requests]
-            try:
-                actions = list(await asyncio.gather(*tasks))
-            except BaseException:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                raise
-        if watch is not None:
-            for request, action in zip(requests, actions, strict=True):
-                watch(game, request, action)
-        try:
-            requests = run.send(actions)
-        except StopIteration:
-            return game

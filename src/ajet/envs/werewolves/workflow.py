@@ -18,9 +18,10 @@ from typing import Any, Literal
 from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.endpoint import POLICY_TIMEOUT_S, STATIC_TIMEOUT_S, Endpoint, gate_for
 from ajet.envs.werewolves.engine import Game
-from ajet.envs.werewolves.full import Language
+from ajet.envs.werewolves.full import Conversation, Language
 from ajet.envs.werewolves.habits import Habits
-from ajet.envs.werewolves.players import ModelPlayer, Player, Scripted, play_game
+from ajet.envs.werewolves.play import Player, play_game
+from ajet.envs.werewolves.players import Compact, ModelPlayer, Scripted, Style
 from ajet.envs.werewolves.rules import BoardOptions, Role, side_of
 from ajet.envs.werewolves.scripted import ScriptedPlayer, Strength
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
@@ -57,7 +58,7 @@ class ExampleWerewolves(Workflow):
 
     def __init__(
         self,
-        trainable_targets: Sequence[str] = ("werewolf", "seer"),
+        trainable_targets: Sequence[str] | None = ("werewolf", "seer"),
         big_external_opponent_llm_name: str | None = None,
         big_external_opponent_llm_url: str | None = None,
         big_external_opponent_llm_api_key: str | None = None,
@@ -75,6 +76,9 @@ class ExampleWerewolves(Workflow):
         policy_budget_s: float = 900.0,
     ) -> None:
         self.options = options or BoardOptions()
+        if isinstance(trainable_targets, str):
+            trainable_targets = [trainable_targets]
+        trainable_targets = trainable_targets or ()
         known = sorted({role.value for role in self.options.roles})
         unknown = sorted(set(trainable_targets) - set(known))
         if unknown or not trainable_targets:
@@ -90,15 +94,22 @@ class ExampleWerewolves(Workflow):
         ):
             if value not in allowed:
                 raise ConfigError(f"{name} is one of {', '.join(allowed)}; not {value!r}.", param=name)
-        if big_external_opponent_llm_url and not big_external_opponent_llm_name:
-            raise ConfigError("Give big_external_opponent_llm_name with its URL.", param="big_external_opponent_llm_name")
+        if bool(big_external_opponent_llm_url) != bool(big_external_opponent_llm_name):
+            raise ConfigError(
+                "A static model needs both big_external_opponent_llm_name and big_external_opponent_llm_url.",
+                param="big_external_opponent_llm_url"
+                if big_external_opponent_llm_name
+                else "big_external_opponent_llm_name",
+            )
         self.targets = tuple(Role(t) for t in dict.fromkeys(trainable_targets))
         self.external_name, self.external_url = big_external_opponent_llm_name, big_external_opponent_llm_url
         self._external_key = big_external_opponent_llm_api_key or next(
             (os.environ[v] for v in KEY_VARIABLES if os.environ.get(v)), "none"
         )
-        self.prompt_style, self.language, self.live = prompt_style, language, live
-        self.temperature, self.opponents, self.format_penalty = temperature, opponents, format_penalty
+        self.prompt_style, self.live = prompt_style, live
+        self.language: Language = language
+        self.opponents: Strength = opponents
+        self.temperature, self.format_penalty = temperature, format_penalty
         self.external_budget_s, self.external_timeout_s = external_budget_s, external_timeout_s
         self.external_concurrency, self.policy_budget_s = external_concurrency, policy_budget_s
 
@@ -136,9 +147,9 @@ class ExampleWerewolves(Workflow):
         task = workflow_task.task
         seed = self.deal_seed(task)
         episode = "paired" if task.metadata.get("paired") else workflow_task.episode_uuid or api.episode_uuid
-        style = self.prompt_style
-        if style == "auto":
-            style = "compact" if api.model.startswith(COMPACT_MODELS) else "full"
+        compact = self.prompt_style == "compact" or (
+            self.prompt_style == "auto" and api.model.startswith(COMPACT_MODELS)
+        )
         game = Game(seed, self.options, play_seed=f"{seed}-{episode}")
         board = Board(game)
         rng = random.Random(f"players-{seed}-{episode}")
@@ -147,7 +158,9 @@ class ExampleWerewolves(Workflow):
         habits = Habits(board, live)
         async with AsyncExitStack() as stack:
             policy = await stack.enter_async_context(
-                Endpoint(api.base_url, api.model, self.policy_budget_s, POLICY_TIMEOUT_S, rng=random.Random(rng.random()))
+                Endpoint(
+                    api.base_url, api.model, self.policy_budget_s, POLICY_TIMEOUT_S, rng=random.Random(rng.random())
+                )
             )
             external: Endpoint | None = None
             if self.external_url:
@@ -164,18 +177,15 @@ class ExampleWerewolves(Workflow):
                 own = random.Random(rng.random())
                 if seat in live:
                     key = api.for_agent(f"Player{seat + 1}", role.value).api_key
-                    models[seat] = ModelPlayer(
-                        game, board, seat, policy, key, style=style, language=self.language,
-                        temperature=self.temperature, rng=own,
-                    )  # fmt: skip
+                    asked: Style = Compact(game, board) if compact else Conversation(game, seat, self.language)
+                    models[seat] = ModelPlayer(asked, policy, key, temperature=self.temperature, rng=own)
                     players[seat] = models[seat]
                 elif external is not None:
-                    players[seat] = ModelPlayer(
-                        game, board, seat, external, self._external_key, style="full", language=self.language, rng=own
-                    )
+                    asked = Conversation(game, seat, self.language)
+                    players[seat] = ModelPlayer(asked, external, self._external_key, rng=own)
                 else:
                     players[seat] = Scripted(ScriptedPlayer(game, board, seat, own, self.opponents))
-            if style == "compact":
+            if compact:
                 game.one_call = live
             await play_game(game, players, habits.watch)
         return self._output(game, models, habits, policy, external, players)
@@ -216,10 +226,10 @@ class ExampleWerewolves(Workflow):
         first = next(iter(wins), None)
         success = wins.get("werewolf", wins.get(first or "", 0.0)) == 1.0
         metadata: dict[str, Any] = {
-            "deal": str(game.seed),
+            "seed": str(game.seed),
             "roles": [role.value for role in game.roles],
             "winner": game.winner,
-            "cause": game.end_cause,
+            "end_cause": game.end_cause,
             "days": game.day,
         }
         return WorkflowOutput(reward=reward, is_success=success, metadata=metadata, log_metrics=metrics)
