@@ -20,6 +20,7 @@ import ssl
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -128,10 +129,11 @@ class Endpoint:
     _client: AsyncOpenAI | None = None
 
     async def __aenter__(self) -> Endpoint:
-        timeout = httpx.Timeout(self.timeout_s, connect=min(10.0, self.timeout_s))
+        # The SDK takes httpx clients; its later versions' hints name httpx2.
+        timeout: Any = httpx.Timeout(self.timeout_s, connect=min(10.0, self.timeout_s))
         limits = httpx.Limits(max_connections=32, max_keepalive_connections=32)
         proxies = not _is_loopback(self.base_url)
-        http = httpx.AsyncClient(verify=_tls(), timeout=timeout, limits=limits, trust_env=proxies)
+        http: Any = httpx.AsyncClient(verify=_tls(), timeout=timeout, limits=limits, trust_env=proxies)
         self._client = AsyncOpenAI(
             base_url=self.base_url, api_key="-", max_retries=0, timeout=timeout, http_client=http
         )
@@ -159,7 +161,7 @@ class Endpoint:
                     raise ContextLengthExceeded(str(error)) from error
                 if error.status_code not in RETRIED_STATUS or code in FINAL_CODES:
                     raise self._fault(error) from error
-                hint, cause = retry_after(error.response), error
+                hint, cause = retry_after(error.response.headers), error
             except (openai.APIConnectionError, httpx.TransportError, NoCompletion) as error:  # timeouts included
                 hint, cause = None, error
             self.retries += 1
@@ -226,9 +228,8 @@ def _code(error: openai.APIStatusError) -> str:
     return str(error.code or error.type or "")
 
 
-def retry_after(response: httpx.Response) -> float | None:
+def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds that the answer asks to wait: ``retry-after-ms``, or ``retry-after`` as a number or a date."""
-    headers = response.headers
     try:
         if "retry-after-ms" in headers:
             seconds = float(headers["retry-after-ms"]) / 1000

@@ -148,7 +148,8 @@ class Conversation:
     repairs = 2
 
     def __init__(self, game: Game, seat: int, language: Language = "en") -> None:
-        self.game, self.seat, self.language = game, seat, language
+        self.game, self.seat = game, seat
+        self.language: Language = language
         self._read = 0
         role = game.roles[seat].value
         rules = rules_text(game.options, language)
