@@ -4,7 +4,10 @@ The engine (``rules``, ``engine``) knows nothing of language models; players sit
 ``ExampleWerewolves`` from here or from ``tutorial.example_werewolves.start``.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ajet.envs.werewolves.workflow import ExampleWerewolves
 
 __all__ = ["ExampleWerewolves"]
 
@@ -14,4 +17,4 @@ def __getattr__(name: str) -> Any:
         from ajet.envs.werewolves.workflow import ExampleWerewolves
 
         return ExampleWerewolves
-    raise AttributeError(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -186,14 +186,15 @@ def _objects(text: str) -> list[_Fields]:
 
 
 def _lines(text: str, verbs: tuple[str, ...]) -> list[_Fields]:
-    """Lines such as ``vote: Player3``. Adjacent ones (``save: no``, ``poison: 3``) are one."""
+    """Lines such as ``vote: Player3``. Adjacent ones of different words (``save: no``, ``poison: 3``) are one."""
     words = "|".join(map(re.escape, verbs))
     line = re.compile(rf"^[ \t*`>\"'-]*({words})[ \t*`\"']*[:：](.*)$", re.I | re.M)
     found: list[_Fields] = []
     for match in line.finditer(text):
         fields = {match[1].lower(): match[2]}
-        if found and not text[found[-1].end : match.start()].strip():
-            last = found.pop()
+        last = found[-1] if found else None
+        if last and not last.fields.keys() & fields.keys() and not text[last.end : match.start()].strip():
+            found.pop()
             found.append(_Fields({**last.fields, **fields}, last.start, match.end()))
         else:
             found.append(_Fields(fields, match.start(), match.end()))
