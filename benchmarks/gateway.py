@@ -25,9 +25,10 @@ SPEECH = "Player {n} speaks: I have watched the votes of the last two nights and
 
 def serve(exp_dir: str, model_dir: str, profile: str | None, no_journal: bool) -> None:
     """The server process. ``no_journal``: appends are believed and not written, to see what writing costs."""
+    from tests.fakes.backbone import FakeBackbone
+
     from ajet.server.main import serve as run
     from ajet.trajectory import ChatRenderer
-    from tests.fakes.backbone import FakeBackbone
 
     renderer = ChatRenderer(model_dir)
     if no_journal:
@@ -95,7 +96,10 @@ async def play(connection: Connection, name: str, until: float, latencies: list[
             messages.append({"role": "user", "content": SPEECH.format(n=n) * 3})
             started = time.perf_counter()
             reply = await connection.ask(
-                "POST", "/v1/chat/completions", {"model": "policy", "messages": messages, "temperature": 1}, begun["api_key"]
+                "POST",
+                "/v1/chat/completions",
+                {"model": "policy", "messages": messages, "temperature": 1},
+                begun["api_key"],
             )
             latencies.append(time.perf_counter() - started)
             messages.append(reply["choices"][0]["message"])
@@ -110,7 +114,9 @@ async def load(port: int, connections: int, seconds: float) -> dict[str, float]:
     latencies: list[float] = []
     ends = [0]
     began = time.monotonic()
-    await asyncio.gather(*(play(c, f"c{i}-{connections}", began + seconds, latencies, ends) for i, c in enumerate(opened)))
+    await asyncio.gather(
+        *(play(c, f"c{i}-{connections}", began + seconds, latencies, ends) for i, c in enumerate(opened))
+    )
     wall = time.monotonic() - began
     cuts = statistics.quantiles(latencies, n=100)
     return {
@@ -134,7 +140,7 @@ async def measure(sync: str, model_dir: str, options: argparse.Namespace) -> dic
             command += ["--profile", options.profile]
         if sync == "off":
             command.append("--no-journal")
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # noqa: ASYNC220
         try:
             assert server.stdout is not None
             port = int(server.stdout.readline().strip().rpartition(":")[2])
@@ -153,7 +159,12 @@ async def measure(sync: str, model_dir: str, options: argparse.Namespace) -> dic
             busy = await load(port, options.connections, options.seconds)
             cpu = cpu_seconds(server.pid) - before
             alone = await load(port, 1, min(options.seconds, 2.0))
-            return {"journal": sync, **busy, "cpu_ms_per_call": cpu / busy["calls"] * 1e3, "alone_p50_ms": alone["p50_ms"]}
+            return {
+                "journal": sync,
+                **busy,
+                "cpu_ms_per_call": cpu / busy["calls"] * 1e3,
+                "alone_p50_ms": alone["p50_ms"],
+            }
         finally:
             server.terminate()
             server.wait(20)
@@ -179,7 +190,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model_dir = str(save_tokenizer(Path(folder) / "model"))
         results = [asyncio.run(measure(sync, model_dir, options)) for sync in options.sync]
-    print(f"{'journal':8} {'calls/s':>9} {'episodes/s':>10} {'CPU ms/call':>12} {'p50 ms':>8} {'p99 ms':>8} {'alone p50 ms':>13}")
+    print(
+        f"{'journal':8} {'calls/s':>9} {'episodes/s':>10} {'CPU ms/call':>12} {'p50 ms':>8} {'p99 ms':>8} {'alone p50 ms':>13}"
+    )
     for r in results:
         print(
             f"{r['journal']:8} {r['calls_per_s']:9.0f} {r['episodes_per_s']:10.1f} {r['cpu_ms_per_call']:12.3f} "

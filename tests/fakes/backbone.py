@@ -152,11 +152,13 @@ class FakeBackbone:
         if self.save_error is not None:
             error, self.save_error = self.save_error, None
             raise error
-        Path(directory, "state.json").write_text(json.dumps({"version": self.version, "digest": self.digest}))
+        Path(directory, "state.json").write_text(  # noqa: ASYNC240
+            json.dumps({"version": self.version, "digest": self.digest})
+        )
 
     async def load(self, directory: str) -> BackboneInfo:
         self._check()
-        state = json.loads(Path(directory, "state.json").read_text())
+        state = json.loads(Path(directory, "state.json").read_text())  # noqa: ASYNC240
         self.version, self.digest = state["version"], state["digest"]
         return self.info()
 

@@ -95,7 +95,9 @@ def restore(path: Path) -> Restored:
         batches = [_batch(db, row) for row in db.execute("SELECT * FROM batch WHERE step > ? ORDER BY step", (step,))]
         leases = [
             LeaseOpened(*row)
-            for row in db.execute(f"SELECT {_LEASE} FROM lease l LEFT JOIN done d USING(n) WHERE d.n IS NULL ORDER BY l.n")
+            for row in db.execute(
+                f"SELECT {_LEASE} FROM lease l LEFT JOIN done d USING(n) WHERE d.n IS NULL ORDER BY l.n"
+            )
         ]
         pooled = [
             (LeaseOpened(*row[:9]), _done(row[9:]))

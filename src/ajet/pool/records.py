@@ -114,7 +114,7 @@ def pack_call(call: Call) -> bytes:
     """Ids as int32 and log-probs as float32 (what training reads), the rest as msgpack."""
     versions = call.versions
     same = versions[0] if versions and versions.count(versions[0]) == len(versions) else None
-    return msgpack.packb(
+    return msgpack.packb(  # type: ignore[return-value]
         (
             call.call_id,
             call.agent,
@@ -136,9 +136,22 @@ def pack_call(call: Call) -> bytes:
 
 def unpack_call(blob: bytes) -> Call:
     """Inverse of :func:`pack_call`."""
-    (call_id, agent, tag, parent, delta, reply, logprobs, versions, temperature, finish, key, branch, created, message) = (
-        msgpack.unpackb(blob)
-    )
+    (
+        call_id,
+        agent,
+        tag,
+        parent,
+        delta,
+        reply,
+        logprobs,
+        versions,
+        temperature,
+        finish,
+        key,
+        branch,
+        created,
+        message,
+    ) = msgpack.unpackb(blob)
     reply_ids = _ints(reply)
     return Call(
         call_id=call_id,

@@ -25,7 +25,8 @@ from ajet.server.engine import Engine
 from ajet.server.events import Events
 from ajet.server.http import Receive, Scope, Send, error_parts, error_response, guarded, json_response
 from ajet.server.openapi import document
-from ajet.server.routes import chat, engine as engine_routes, episodes, health, models, pool, status
+from ajet.server.routes import chat, episodes, health, models, pool, status
+from ajet.server.routes import engine as engine_routes
 from ajet.server.routes.route import Route
 from ajet.server.settings import ServerSettings
 from ajet.server.status import server_version

@@ -63,7 +63,9 @@ class Keys:
             raise InvalidKey("No API key. Send 'Authorization: Bearer <api_key of the episode>'.")
         key = EpisodeKey.parse(token)
         if not hmac.compare_digest(self._signature(key.episode).encode(), key.signature.encode()):
-            raise InvalidKey("This episode key was not signed by this server. Use the api_key that begin_episode returned.")
+            raise InvalidKey(
+                "This episode key was not signed by this server. Use the api_key that begin_episode returned."
+            )
         return key
 
     def check_admin(self, token: str | None, *, origin: str | None, host: str | None) -> None:
@@ -76,10 +78,14 @@ class Keys:
                 raise Forbidden("Calls from a web page of another origin are refused while no AJET_SWARM_KEY is set.")
             return
         if token is None:
-            raise InvalidKey("This server demands its admin key. Set AJET_SWARM_KEY, or send 'Authorization: Bearer <key>'.")
+            raise InvalidKey(
+                "This server demands its admin key. Set AJET_SWARM_KEY, or send 'Authorization: Bearer <key>'."
+            )
         ours = hashlib.sha256(self._admin).digest()
         if not hmac.compare_digest(ours, hashlib.sha256(token.encode("utf-8", "replace")).digest()):
-            raise InvalidKey("This is not the server's admin key. Set AJET_SWARM_KEY to the one the server was started with.")
+            raise InvalidKey(
+                "This is not the server's admin key. Set AJET_SWARM_KEY to the one the server was started with."
+            )
 
 
 def bearer(header: str | None) -> str | None:
@@ -96,7 +102,7 @@ def _host_name(host: str | None) -> str | None:
     return urlsplit(f"//{host}").hostname
 
 
-def _kept(path: Path, make) -> str:  # noqa: ANN001
+def _kept(path: Path, make) -> str:
     """The content of a private file, made on first use."""
     try:
         kept = path.read_text().strip()

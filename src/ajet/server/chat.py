@@ -64,7 +64,11 @@ class Answered:
 
     def usage(self) -> dict[str, int]:
         done = self.completion_tokens
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": done, "total_tokens": self.prompt_tokens + done}
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": done,
+            "total_tokens": self.prompt_tokens + done,
+        }
 
 
 async def answer(
@@ -94,7 +98,9 @@ async def answer(
         # The episode ended, or the engine stopped, under the call; else the client went away.
         episode.check_open()
         if engine.tearing_down:
-            raise EngineUnavailable(f"The engine is {engine.state}; send the request again when it is ROLLING.") from None
+            raise EngineUnavailable(
+                f"The engine is {engine.state}; send the request again when it is ROLLING."
+            ) from None
         raise
     finally:
         episode.in_flight.discard(task)
@@ -112,7 +118,9 @@ async def _serve(
     if recorded:
         tag = episode.tags.get(key.agent)
         if tag is not None and tag != key.tag:
-            raise InvalidRequest(f"Agent {key.agent!r} spoke with tag {tag!r} before and cannot change it to {key.tag!r}.")
+            raise InvalidRequest(
+                f"Agent {key.agent!r} spoke with tag {tag!r} before and cannot change it to {key.tag!r}."
+            )
         prepared = episode.trajectory.prepare(key.agent, key.tag, request.messages, request.tools)
         ids = prepared.ids
     else:

@@ -106,7 +106,9 @@ def _messages(body: dict[str, Any], limits: Limits) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message.", param="messages")
     if len(messages) > limits.messages:
-        raise InvalidRequest(f"messages has {len(messages)} entries; at most {limits.messages} are accepted.", param="messages")
+        raise InvalidRequest(
+            f"messages has {len(messages)} entries; at most {limits.messages} are accepted.", param="messages"
+        )
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
             raise InvalidRequest(f"messages[{i}] must be an object.", param=f"messages[{i}]")
@@ -116,7 +118,9 @@ def _messages(body: dict[str, Any], limits: Limits) -> list[dict[str, Any]]:
             )
         content = message.get("content")
         if content is not None and not isinstance(content, (str, list)):
-            raise InvalidRequest(f"messages[{i}].content must be text or a list of parts.", param=f"messages[{i}].content")
+            raise InvalidRequest(
+                f"messages[{i}].content must be text or a list of parts.", param=f"messages[{i}].content"
+            )
         calls = message.get("tool_calls")
         if calls is not None and not (isinstance(calls, list) and all(_is_tool_call(call) for call in calls)):
             raise InvalidRequest(f"messages[{i}].tool_calls is not a list of calls.", param=f"messages[{i}].tool_calls")
@@ -148,7 +152,9 @@ def _stop(body: dict[str, Any], limits: Limits) -> tuple[str, ...]:
     if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
         raise InvalidRequest("stop must be a non-empty text or a list of them.", param="stop")
     if len(stops) > limits.stop_strings:
-        raise InvalidRequest(f"stop has {len(stops)} entries; at most {limits.stop_strings} are accepted.", param="stop")
+        raise InvalidRequest(
+            f"stop has {len(stops)} entries; at most {limits.stop_strings} are accepted.", param="stop"
+        )
     return tuple(stops)
 
 

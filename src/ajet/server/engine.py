@@ -14,7 +14,6 @@ Used on the event loop only.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import time
@@ -22,15 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from ajet.backbone.protocol import Backbone, BackboneDied, BackboneInfo
 from ajet.default_config.schema import AjetConfig
 from ajet.pool.reasons import DropReason
 from ajet.pool.records import BatchFormed
 from ajet.schema.errors import (
     AjetError,
-    ConfigError,
     EngineFailed,
     EngineStateConflict,
     EngineUnavailable,
@@ -40,7 +36,8 @@ from ajet.schema.errors import (
 from ajet.schema.wire import EngineState, EpisodeKind
 from ajet.server import training
 from ajet.server.events import Events, Signal
-from ajet.server.experiment import Experiment, experiment_folder, job_diff
+from ajet.server.experiment import Experiment
+from ajet.server.jobs import job_diff, note_running, running_job, validated
 from ajet.server.registry import Registry
 from ajet.server.settings import ServerSettings
 from ajet.server.telemetry import Telemetry
@@ -121,7 +118,8 @@ class Engine:
         """Say it in the log, in the status and as an event."""
         log.warning("%s", message)
         head = message.partition(" for ")[0]
-        self.warnings = [w for w in self.warnings if w.partition(" for ")[0] != head][-MAX_WARNINGS + 1 :] + [message]
+        others = [w for w in self.warnings if w.partition(" for ")[0] != head]
+        self.warnings = [*others[-MAX_WARNINGS + 1 :], message]
         self.events.emit("warning", message=message)
 
     def finished_error(self) -> TrainingFinished:
@@ -177,18 +175,7 @@ class Engine:
             ConfigError: the tree is not valid.
             JobConflict: an engine runs another job; ``details['diff']`` says where they differ.
         """
-        try:
-            config = AjetConfig.model_validate(tree)
-        except ValidationError as err:
-            problems = [{"key": ".".join(map(str, e["loc"])), "message": e["msg"]} for e in err.errors(include_url=False)]
-            raise ConfigError(
-                f"The job is not valid: {problems[0]['key']}: {problems[0]['message']}.",
-                param=problems[0]["key"],
-                details={"problems": problems},
-            ) from None
-        if config.rollout.top_p < 1:
-            raise ConfigError("rollout.top_p must be 1.0: the trainer cannot reproduce a truncated distribution.", param="rollout.top_p")
-        experiment_folder(config, self.settings.exp_dir)
+        config = validated(tree, self.settings.exp_dir)
         if self.job is not None and self.state not in (S.OFFLINE, S.FAILED):
             diff = job_diff(self.job.model_dump(mode="json"), config.model_dump(mode="json"))
             if diff:
@@ -245,25 +232,14 @@ class Engine:
 
     def resume(self) -> bool:
         """Set the job of the experiment that was running when the server went away, if one was; then call start."""
-        try:
-            current = json.loads((self.settings.data_dir / "current.json").read_text())
-            if current["running"]:
-                self.job = AjetConfig.model_validate(current["job"])
-                return True
-        except (OSError, KeyError, ValueError, TypeError):
-            pass
-        return False
+        job = running_job(self.settings.data_dir)
+        if job is not None:
+            self.job = job
+        return job is not None
 
     def _mark_running(self, running: bool) -> None:
-        path = self.settings.data_dir / "current.json"
-        job = self.job.model_dump(mode="json") if self.job else None
-        temporary = path.with_suffix(".tmp")
         try:
-            with temporary.open("w") as file:
-                json.dump({"running": running, "job": job}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            note_running(self.settings.data_dir, self.job, running)
         except OSError as err:
             self.warn(f"The server could not note what it runs ({err}); after a crash, start the engine by hand.")
 
@@ -283,11 +259,15 @@ class Engine:
                     log.error("the backbone died (%d of %d): %s", deaths, self.settings.limits.backbone_deaths, err)
                     self.telemetry.count("backbone/deaths")
                     if deaths >= self.settings.limits.backbone_deaths:
-                        raise EngineFailed(f"The backbone died {deaths} times without a step in between. Cause: {err}") from err
+                        raise EngineFailed(
+                            f"The backbone died {deaths} times without a step in between. Cause: {err}"
+                        ) from err
                     await self._drop_backbone()
                     if not self._stop:
                         self._set(S.BOOTING)
-                        pause = min(self.settings.limits.backoff_s * 2 ** (deaths - 1), self.settings.limits.backoff_max_s)
+                        pause = min(
+                            self.settings.limits.backoff_s * 2 ** (deaths - 1), self.settings.limits.backoff_max_s
+                        )
                         await self.changed.wait_until(lambda: self._stop, pause)
         except asyncio.CancelledError:
             log.warning("the engine was cancelled")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,16 +21,16 @@ from ajet.pool.groups import Drop, GroupPool
 from ajet.pool.journal import Journal
 from ajet.pool.leases import LeaseBook
 from ajet.pool.records import Counted, JobSet, Record, StepDone
-from ajet.schema.errors import ConfigError, DiskRefused, JobConflict
+from ajet.schema.errors import DiskRefused, JobConflict
 from ajet.schema.wire import EpisodeKind
 from ajet.server.events import Events, Signal
+from ajet.server.jobs import experiment_folder, job_diff
 from ajet.server.metrics import MetricsFile, ZeroAdvantageWatch, line
 from ajet.server.registry import Registry
 from ajet.trajectory import ChatRenderer
 
 log = logging.getLogger("ajet.experiment")
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _FIXED = ("model.path", "lora.rank", "lora.alpha", "lora.target_modules", "backbone")
 """Keys that may not change once an experiment has trained."""
 
@@ -42,29 +41,6 @@ class Store(Protocol):
     def latest_valid(self) -> Any: ...
 
     def save(self, step: int, write: Callable[..., Any], *, digest: str, metric: float | None) -> Any: ...
-
-
-def job_diff(running: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> dict[str, list[Any]]:
-    """Key → [running, wanted] for every leaf that differs."""
-    diff: dict[str, list[Any]] = {}
-    for key in sorted({*running, *wanted}):
-        ours, theirs = running.get(key), wanted.get(key)
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            diff.update(job_diff(ours, theirs, f"{prefix}{key}."))
-        elif ours != theirs:
-            diff[prefix + key] = [ours, theirs]
-    return diff
-
-
-def experiment_folder(config: AjetConfig, exp_dir: Path) -> Path:
-    """The experiment's folder. Raises :class:`ConfigError` for a name that is not a plain folder name."""
-    name = config.experiment_name
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"experiment_name {name!r} cannot be a folder. Use letters, digits, '.', '_' and '-' (at most 128).",
-            param="experiment_name",
-        )
-    return Path(config.experiment_dir or exp_dir) / name
 
 
 @dataclass
@@ -151,7 +127,9 @@ class Experiment:
         if restored.job != tree:
             await self.journal.append(JobSet(tree, time.time()))
             try:
-                (self.folder / "job.yaml").write_text(yaml.safe_dump({"ajet": tree}, sort_keys=False, allow_unicode=True))
+                (self.folder / "job.yaml").write_text(
+                    yaml.safe_dump({"ajet": tree}, sort_keys=False, allow_unicode=True)
+                )
             except OSError as err:
                 log.warning("job.yaml could not be written: %s", err)
 

@@ -95,7 +95,9 @@ def validation_error(err: ValidationError) -> InvalidRequest:
     first = problems[0] if problems else {"field": "", "message": str(err)}
     where = f" in {first['field']!r}" if first["field"] else ""
     found = InvalidRequest(
-        f"The request is not valid{where}: {first['message']}.", param=first["field"] or None, details={"problems": problems}
+        f"The request is not valid{where}: {first['message']}.",
+        param=first["field"] or None,
+        details={"problems": problems},
     )
     found.http_status = 422  # type: ignore[misc]
     return found
@@ -135,7 +137,9 @@ def guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
         except Exception as err:
             log.exception("unexpected error in %s %s", request.method, request.url.path)
             request.app.state.telemetry.count("errors/internal")
-            return error_response(AjetError(f"The server failed on this request ({type(err).__name__}); its log says why."))
+            return error_response(
+                AjetError(f"The server failed on this request ({type(err).__name__}); its log says why.")
+            )
 
     guard.__name__ = handler.__name__
     guard.__doc__ = handler.__doc__

@@ -109,7 +109,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as err:
         listener.close()
-        raise ConfigError(f"Cannot listen on {host}:{port}: {err.strerror}. Choose another --swarm-port or --host.") from err
+        raise ConfigError(
+            f"Cannot listen on {host}:{port}: {err.strerror}. Choose another --swarm-port or --host."
+        ) from err
     listener.listen(4096)
     return listener
 

@@ -49,14 +49,21 @@ def document(routes: list[Route], version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of the whole server."""
     models = {model for route in routes for model in (route.request, route.answer) if model is not None}
     ordered = sorted(models, key=lambda model: model.__name__)
-    refs, definitions = models_json_schema([(m, "validation") for m in ordered], ref_template="#/components/schemas/{model}")
+    refs, definitions = models_json_schema(
+        [(m, "validation") for m in ordered], ref_template="#/components/schemas/{model}"
+    )
     paths: dict[str, Any] = {}
     for route in routes:
         responses: dict[str, Any] = {}
         for status in route.statuses:
-            responses[str(status)] = {"description": "See the summary.", "content": {"application/json": {"schema": {}}}}
+            responses[str(status)] = {
+                "description": "See the summary.",
+                "content": {"application/json": {"schema": {}}},
+            }
         if route.answer is not None:
-            responses[str(route.statuses[0])]["content"]["application/json"]["schema"] = refs[(route.answer, "validation")]
+            responses[str(route.statuses[0])]["content"]["application/json"]["schema"] = refs[
+                (route.answer, "validation")
+            ]
         responses["default"] = {
             "description": "An error.",
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},

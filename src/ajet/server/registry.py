@@ -176,7 +176,9 @@ class Registry:
             self.leases.close(opened.episode)
             self._tickets.pop(key, None)
             if not ticket.granted.done():
-                ticket.granted.set_exception(err if isinstance(err, Exception) else DiskRefused("The server is stopping."))
+                ticket.granted.set_exception(
+                    err if isinstance(err, Exception) else DiskRefused("The server is stopping.")
+                )
                 ticket.granted.exception()
             return
         self._tickets.pop(key, None)
@@ -244,14 +246,15 @@ class Registry:
                 self._count(Counted(f"late/{DropReason.LATE_END}"))
             raise self.gone_error(done)
         if episode.ending is not None:
-            outcome = await asyncio.shield(episode.ending)
+            outcome: EndAnswer | str = await asyncio.shield(episode.ending)  # type: ignore[arg-type]
             if episode.ending_request == request.request_id and isinstance(outcome, EndAnswer):
                 return outcome
             return await self.end(episode_id, request)
         check_result(request.task, request.output, episode.tags, episode.opened.task)
         episode.ending_request = request.request_id
-        episode.ending = asyncio.create_task(self._end(episode, request))
-        return await asyncio.shield(episode.ending)
+        task = asyncio.create_task(self._end(episode, request))
+        episode.ending = task
+        return await asyncio.shield(task)
 
     async def _end(self, episode: OpenEpisode, request: EndRequest) -> EndAnswer:
         output = request.output
@@ -437,7 +440,7 @@ class Registry:
         """Counters under ``prefix/``."""
         return {k[len(prefix) + 1 :]: n for k, n in sorted(self.tallies.items()) if k.startswith(prefix + "/")}
 
-    def _spawn(self, work) -> None:  # noqa: ANN001
+    def _spawn(self, work) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

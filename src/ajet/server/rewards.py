@@ -20,7 +20,9 @@ def check_result(task: Task, output: WorkflowOutput, tags: dict[str, str], decla
         IncompleteReward: a dict that leaves out agents that spoke; ``details['missing']`` names them.
     """
     if not task.task_id.strip():
-        raise InvalidRequest("task.task_id is empty. Episodes of one task form a group, so every task needs an id.", param="task.task_id")
+        raise InvalidRequest(
+            "task.task_id is empty. Episodes of one task form a group, so every task needs an id.", param="task.task_id"
+        )
     if len(task.task_id) > 512:
         raise InvalidRequest("task.task_id is longer than 512 characters.", param="task.task_id")
     if declared and declared != task.task_id:
@@ -29,11 +31,14 @@ def check_result(task: Task, output: WorkflowOutput, tags: dict[str, str], decla
         )
     if output.reward is None:
         raise InvalidRequest(
-            "output.reward is None. Report a number, or abort the episode if it could not be played.", param="output.reward"
+            "output.reward is None. Report a number, or abort the episode if it could not be played.",
+            param="output.reward",
         )
     bad = [key for key, value in output.log_metrics.items() if not math.isfinite(value)]
     if bad:
-        raise InvalidRequest(f"output.log_metrics has numbers that are not finite: {', '.join(bad)}.", param="output.log_metrics")
+        raise InvalidRequest(
+            f"output.log_metrics has numbers that are not finite: {', '.join(bad)}.", param="output.log_metrics"
+        )
     if isinstance(output.reward, dict):
         missing = [
             agent if agent == tag else f"{agent} (tag {tag})"

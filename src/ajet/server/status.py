@@ -69,7 +69,9 @@ def status(engine: Engine) -> Status:
     found.disk.ok = experiment.journal.disk_error is None
     found.disk.error = experiment.journal.disk_error
     found.disk.journal_bytes = experiment.journal.size_bytes()
-    found.metrics = {k: float(v) for k, v in experiment.last_metrics.items() if isinstance(v, (int, float)) and k != "time"}
+    found.metrics = {
+        k: float(v) for k, v in experiment.last_metrics.items() if isinstance(v, (int, float)) and k != "time"
+    }
     if experiment.pool is not None:
         found.pool = pool_fill(experiment.pool)
     registry = experiment.registry

@@ -143,7 +143,9 @@ async def train(
     }
     done = StepDone(formed.step, digest, metrics, result.advantages, time.time())
     tokens = registry.count_tokens(built.dropped_tokens)
-    lost = [Counted(f"drop/{DropReason.NOTHING_TO_TRAIN}", len(built.nothing_to_train))] if built.nothing_to_train else []
+    lost = (
+        [Counted(f"drop/{DropReason.NOTHING_TO_TRAIN}", len(built.nothing_to_train))] if built.nothing_to_train else []
+    )
     await experiment.durable(done, *tokens, *lost)
     for counted in [*tokens, *lost]:
         registry.tallies[counted.name] += counted.by
@@ -176,7 +178,9 @@ async def replay(experiment: Experiment, backbone: Backbone) -> list[str]:
         experiment.digest = info.digest
     experiment.step = start
     for formed in await asyncio.to_thread(journal_read.batches_after, path, start):
-        if formed.step != experiment.step + 1 or await asyncio.to_thread(journal_read.compacted_calls_missing, path, formed):
+        if formed.step != experiment.step + 1 or await asyncio.to_thread(
+            journal_read.compacted_calls_missing, path, formed
+        ):
             raise EngineFailed(
                 f"The newest whole checkpoint is of step {start}, and the journal no longer holds the batch of step "
                 f"{experiment.step + 1} that followed. Restore a later checkpoint into {experiment.folder / 'checkpoints'}."

@@ -16,14 +16,14 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from tests.fakes.backbone import FakeBackbone
+from tests.fakes.chat_model import save_tokenizer
 
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.server.app import SwarmApp, create_app
 from ajet.server.main import server_config
 from ajet.server.settings import Limits, ServerSettings
 from ajet.trajectory import ChatRenderer
-from tests.fakes.backbone import FakeBackbone
-from tests.fakes.chat_model import save_tokenizer
 
 DEADLINE_S = 20.0
 QUICK = Limits(backoff_s=0.01, backoff_max_s=0.02)
@@ -33,7 +33,12 @@ def job(**changes: Any) -> dict[str, Any]:
     """A small job: 2 groups of 2 episodes a step. ``rollout__temperature=…`` reaches into the tree."""
     tree: dict[str, Any] = {
         "experiment_name": "exp",
-        "rollout": {"num_repeat": 2, "max_env_worker": 16, "max_model_len": 2000, "max_response_length_in_one_turn": 64},
+        "rollout": {
+            "num_repeat": 2,
+            "max_env_worker": 16,
+            "max_model_len": 2000,
+            "max_response_length_in_one_turn": 64,
+        },
         "data": {"train_batch_size": 2},
         "trainer_common": {"total_training_steps": 3, "save_freq": 1},
     }
@@ -101,7 +106,9 @@ class Swarm:
         assert answer.status_code == 201, answer.text
         return answer.json()
 
-    def end(self, episode: str, task: str, reward: Any = 1.0, request: str | None = None, **output: Any) -> httpx.Response:
+    def end(
+        self, episode: str, task: str, reward: Any = 1.0, request: str | None = None, **output: Any
+    ) -> httpx.Response:
         body = {
             "request_id": request or self.fresh("end"),
             "task": {"task_id": task},
@@ -109,7 +116,9 @@ class Swarm:
         }
         return self.post(f"/episodes/{episode}/end", body)
 
-    def openai(self, begun: dict[str, Any], agent: str | None = None, tag: str | None = None, **kw: Any) -> openai.OpenAI:
+    def openai(
+        self, begun: dict[str, Any], agent: str | None = None, tag: str | None = None, **kw: Any
+    ) -> openai.OpenAI:
         key = OpenaiBaseUrlAndApiKey(self.url + "/v1", begun["api_key"], begun["episode_id"])
         if agent:
             key = key.for_agent(agent, tag)

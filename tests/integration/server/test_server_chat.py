@@ -5,7 +5,6 @@ import asyncio
 import httpx
 import openai
 import pytest
-
 from tests.fakes.backbone import FakeBackbone
 
 
@@ -121,7 +120,10 @@ def test_a_growing_history_extends_its_timeline(rolling, renderer):
         history = [*user("a"), first.choices[0].message.model_dump(exclude_none=True), *user("b")]
         client.chat.completions.create(model="m", messages=history)
     calls = rolling.get(f"/episodes/{begun['episode_id']}").json()["calls"]
-    assert [(c["agent"], c["tag"], c["branch"]) for c in calls] == [("anna", "seer", "first"), ("anna", "seer", "continues")]
+    assert [(c["agent"], c["tag"], c["branch"]) for c in calls] == [
+        ("anna", "seer", "first"),
+        ("anna", "seer", "continues"),
+    ]
     assert rolling.backbone.prompts[1][: len(rolling.backbone.prompts[0])] == rolling.backbone.prompts[0]
 
 
@@ -189,7 +191,12 @@ def test_models_are_listed_for_an_episode_key(rolling):
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nowhere", 404), ("DELETE", "/swarm/v1/status", 405), ("GET", "/v1/chat/completions", 405), ("POST", "/swarm/v1/episodes", 422)],
+    [
+        ("GET", "/nowhere", 404),
+        ("DELETE", "/swarm/v1/status", 405),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/swarm/v1/episodes", 422),
+    ],
 )
 def test_every_error_has_one_shape(rolling, method, path, status):
     answer = rolling.http.request(method, path, json={"nonsense": 1})
@@ -232,7 +239,10 @@ def test_a_stream_cut_by_its_client_is_not_recorded(rolling):
 
     rolling.backbone.generate = slow
     headers = {"authorization": f"Bearer {begun['api_key']}"}
-    with httpx.Client(base_url=rolling.url) as http, http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+    with (
+        httpx.Client(base_url=rolling.url) as http,
+        http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer,
+    ):
         next(answer.iter_raw())
     rolling.call(lambda: asyncio.wait_for(rolling.backbone.cancelled_event.wait(), 10))
     assert rolling.get(f"/episodes/{begun['episode_id']}").json()["calls"] == []
@@ -248,7 +258,9 @@ def test_a_call_waits_while_the_policy_is_updated(rolling):
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(rolling.say, begun)
-        rolling.call(lambda: rolling.app.engine.changed.wait_until(lambda: rolling.app.engine.telemetry.in_flight == 1, 0.2))
+        rolling.call(
+            lambda: rolling.app.engine.changed.wait_until(lambda: rolling.app.engine.telemetry.in_flight == 1, 0.2)
+        )
         assert not waiting.done()
         rolling.loop.call_soon_threadsafe(release.set)
         waiting.result(20)
@@ -258,6 +270,14 @@ def test_a_call_waits_while_the_policy_is_updated(rolling):
 def test_malformed_bodies_are_400_not_500(rolling):
     begun = rolling.begin()
     headers = {"authorization": f"Bearer {begun['api_key']}"}
-    for raw in (b"", b"{", b"[]", b'{"messages": 3}', b'{"messages": [{"role": "user", "content": 5}]}', b'{"messages": [{"role": "assistant", "tool_calls": [1]}]}', b'\xff\xfe'):
+    for raw in (
+        b"",
+        b"{",
+        b"[]",
+        b'{"messages": 3}',
+        b'{"messages": [{"role": "user", "content": 5}]}',
+        b'{"messages": [{"role": "assistant", "tool_calls": [1]}]}',
+        b"\xff\xfe",
+    ):
         answer = rolling.http.post("/v1/chat/completions", content=raw, headers=headers)
         assert answer.status_code == 400, (raw, answer.text)

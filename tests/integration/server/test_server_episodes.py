@@ -6,7 +6,6 @@ import threading
 
 import openai
 import pytest
-
 from tests.integration.server.conftest import DEADLINE_S, job
 
 
@@ -40,9 +39,9 @@ def test_begin_waits_for_a_place_and_gets_it_when_one_is_freed(serve):
         assert (late.status_code, late.json()["reason"]) == (202, "capacity")
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(swarm.begin)
-            waits = lambda: swarm.app.engine.experiment.registry.leases.waiting("train") == 1
-            while not waits():
-                pass
+            leases, changed = swarm.app.engine.experiment.registry.leases, swarm.app.engine.changed
+            while not leases.waiting("train"):
+                swarm.call(lambda: changed.wait_until(lambda: leases.waiting("train") == 1, 0.02))
             swarm.post(f"/episodes/{first['episode_id']}/abort", {"request_id": "a"})
             assert waiting.result(DEADLINE_S)["episode_id"] != first["episode_id"]
 
@@ -191,7 +190,7 @@ def test_nan_rewards_are_refused(rolling):
     begun = rolling.begin()
     rolling.say(begun)
     for number in ("NaN", "Infinity", "-Infinity", '"nan"'):
-        body = '{"request_id": "e", "task": {"task_id": "t"}, "output": {"reward": %s}}' % number
+        body = '{"request_id": "e", "task": {"task_id": "t"}, "output": {"reward": REWARD}}'.replace("REWARD", number)
         answer = rolling.http.post(f"/swarm/v1/episodes/{begun['episode_id']}/end", content=body)
         assert answer.status_code == 422, answer.text
 
@@ -316,7 +315,10 @@ def test_heartbeats_are_answered_while_large_results_arrive(rolling):
     beating = threading.Thread(target=beat)
     beating.start()
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        ends = [pool.submit(rolling.end, b["episode_id"], f"t{i}", 1.0, None, metadata={"log": big}) for i, b in enumerate(begun)]
+        ends = [
+            pool.submit(rolling.end, b["episode_id"], f"t{i}", 1.0, None, metadata={"log": big})
+            for i, b in enumerate(begun)
+        ]
         answers = [f.result(DEADLINE_S) for f in ends]
     stop.set()
     beating.join()
@@ -337,7 +339,11 @@ def test_keys_open_what_they_should(serve):
     with serve(admin_key="correct horse") as swarm:
         swarm.start()
         begun = swarm.begin()
-        for headers in ({"authorization": "Bearer wrong"}, {"authorization": ""}, {"authorization": f"Bearer {begun['api_key']}"}):
+        for headers in (
+            {"authorization": "Bearer wrong"},
+            {"authorization": ""},
+            {"authorization": f"Bearer {begun['api_key']}"},
+        ):
             assert swarm.get("/status", headers=headers).status_code == 401
         assert swarm.http.get("/healthz", headers={"authorization": ""}).status_code == 200
         assert swarm.http.get("/metrics").status_code == 200

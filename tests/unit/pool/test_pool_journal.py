@@ -34,7 +34,22 @@ def lease(n, kind="train", task=None):
 
 def call(n, k=1, size=5, parent=None):
     ids = list(range(size))
-    return Call(f"c{n}-{k}", "a", "main", parent, [1, 2, 3], ids, [-0.5] * size, [0] * size, 0.7, "stop", "key", "first", 2.0, {"role": "assistant", "content": "x"})
+    return Call(
+        f"c{n}-{k}",
+        "a",
+        "main",
+        parent,
+        [1, 2, 3],
+        ids,
+        [-0.5] * size,
+        [0] * size,
+        0.7,
+        "stop",
+        "key",
+        "first",
+        2.0,
+        {"role": "assistant", "content": "x"},
+    )
 
 
 def end(n, task="t", fate="pooled"):
@@ -83,7 +98,22 @@ def test_a_call_survives_packing_exactly():
     import numpy as np
 
     logprobs = [float(np.float32(x)) for x in (-0.1, -1e-8, -37.5)]
-    one = Call("c", "ä", "t", None, [0, 2**31 - 1], [5, 6, 7], logprobs, [3, 3, 4], 0.7, "length", "k", "b", 1.5, {"content": "🐺"})
+    one = Call(
+        "c",
+        "ä",
+        "t",
+        None,
+        [0, 2**31 - 1],
+        [5, 6, 7],
+        logprobs,
+        [3, 3, 4],
+        0.7,
+        "length",
+        "k",
+        "b",
+        1.5,
+        {"content": "🐺"},
+    )
     assert unpack_call(pack_call(one)) == one
 
 
@@ -159,7 +189,9 @@ async def test_a_failing_device_is_a_refusal_and_the_file_is_read_anew(journal, 
 async def test_compaction_removes_calls_of_the_trained_and_the_dropped_only(journal):
     for n in range(1, 6):
         await journal.append(lease(n), CallRecorded(n, call(n, size=2000)))
-    await journal.append(end(1), end(2), end(3), BatchFormed(1, 1, 0, ((1, "ep-1"),), 0.0), BatchFormed(2, 1, 0, ((2, "ep-2"),), 0.0))
+    await journal.append(
+        end(1), end(2), end(3), BatchFormed(1, 1, 0, ((1, "ep-1"),), 0.0), BatchFormed(2, 1, 0, ((2, "ep-2"),), 0.0)
+    )
     await journal.append(Done(4, "ep-4", "x", "abort", "aborted", "gone", 0.0))
     await journal.compact(1)
     left = {n: len(journal_read.episode(journal.path, f"ep-{n}").calls) for n in range(1, 6)}

@@ -80,7 +80,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(named=st.booleans(), data=st.data())
     def heartbeat(self, named, data):
-        names = data.draw(st.lists(st.sampled_from(sorted(self.model) + ["nobody"]), unique=True)) if named else None
+        names = data.draw(st.lists(st.sampled_from([*sorted(self.model), "nobody"]), unique=True)) if named else None
         alive, gone = self.book.heartbeat("c1", names, self.now)
         expected = set(self.model) if names is None else set(names) & set(self.model)
         assert alive == len(expected)
@@ -124,7 +124,8 @@ class LeaseMachine(RuleBasedStateMachine):
         assert (deadline is None) == (not self.model)
         if deadline is not None:
             true = min(
-                min(m["granted"] + MAX_AGE, float("inf") if m["busy"] else m["seen"] + 10.0) for m in self.model.values()
+                min(m["granted"] + MAX_AGE, float("inf") if m["busy"] else m["seen"] + 10.0)
+                for m in self.model.values()
             )
             assert deadline <= true
 

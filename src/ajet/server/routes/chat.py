@@ -84,7 +84,9 @@ class ChatEndpoint:
                 "index": reply.index,
                 "message": reply.message,
                 "finish_reason": reply.finish_reason,
-                "logprobs": {"content": chat.logprob_entries(renderer, reply), "refusal": None} if request.logprobs else None,
+                "logprobs": {"content": chat.logprob_entries(renderer, reply), "refusal": None}
+                if request.logprobs
+                else None,
             }
             for reply in answered.replies
         ]

@@ -34,8 +34,21 @@ async def stop(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("PUT", f"{SWARM}/job", put_job, "Set the job; 409 with the difference while another one runs.", request=JobRequest, answer=JobAnswer),
+    Route(
+        "PUT",
+        f"{SWARM}/job",
+        put_job,
+        "Set the job; 409 with the difference while another one runs.",
+        request=JobRequest,
+        answer=JobAnswer,
+    ),
     Route("GET", f"{SWARM}/job", get_job, "The resolved job.", answer=JobAnswer),
     Route("POST", f"{SWARM}/engine/start", start, "Boot the engine. Idempotent; returns at once.", answer=EngineAnswer),
-    Route("POST", f"{SWARM}/engine/stop", stop, "Finish the update, save, go OFFLINE. Idempotent; returns at once.", answer=EngineAnswer),
+    Route(
+        "POST",
+        f"{SWARM}/engine/stop",
+        stop,
+        "Finish the update, save, go OFFLINE. Idempotent; returns at once.",
+        answer=EngineAnswer,
+    ),
 ]

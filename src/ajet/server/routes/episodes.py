@@ -82,8 +82,12 @@ async def _begin(engine: Engine, wanted: BeginRequest) -> OpenEpisode | None:
             return None
         seen = engine.state
         await engine.changed.wait_until(
-            lambda state=seen: engine.state is not state
-            or (engine.experiment is not None and engine.experiment.registry is not None and not engine.tearing_down),
+            lambda state=seen: (
+                engine.state is not state
+                or (
+                    engine.experiment is not None and engine.experiment.registry is not None and not engine.tearing_down
+                )
+            ),
             left,
         )
 
@@ -179,10 +183,47 @@ async def one(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("POST", f"{SWARM}/episodes", begin, "Begin an episode; waits until it is granted.", request=BeginRequest, answer=BeginAnswer, statuses=(201, 202, 409)),
+    Route(
+        "POST",
+        f"{SWARM}/episodes",
+        begin,
+        "Begin an episode; waits until it is granted.",
+        request=BeginRequest,
+        answer=BeginAnswer,
+        statuses=(201, 202, 409),
+    ),
     Route("GET", f"{SWARM}/episodes", list_open, "Open episodes, longest idle first.", answer=EpisodeList),
-    Route("GET", f"{SWARM}/episodes/{{id}}", one, "One episode whole: calls, tokens, log-probs, rewards, advantages, fate.", answer=EpisodeDetail),
-    Route("POST", f"{SWARM}/episodes/{{id}}/end", end, "Report an episode's result. Idempotent.", request=EndRequest, answer=EndAnswer, statuses=(200, 410, 507)),
-    Route("POST", f"{SWARM}/episodes/{{id}}/abort", abort, "End an episode without a result. Idempotent.", request=AbortRequest, answer=AbortAnswer, statuses=(200, 410, 507)),
-    Route("POST", f"{SWARM}/heartbeat", heartbeat, "One sign of life for all of a client's episodes.", request=HeartbeatRequest, answer=HeartbeatAnswer),
+    Route(
+        "GET",
+        f"{SWARM}/episodes/{{id}}",
+        one,
+        "One episode whole: calls, tokens, log-probs, rewards, advantages, fate.",
+        answer=EpisodeDetail,
+    ),
+    Route(
+        "POST",
+        f"{SWARM}/episodes/{{id}}/end",
+        end,
+        "Report an episode's result. Idempotent.",
+        request=EndRequest,
+        answer=EndAnswer,
+        statuses=(200, 410, 507),
+    ),
+    Route(
+        "POST",
+        f"{SWARM}/episodes/{{id}}/abort",
+        abort,
+        "End an episode without a result. Idempotent.",
+        request=AbortRequest,
+        answer=AbortAnswer,
+        statuses=(200, 410, 507),
+    ),
+    Route(
+        "POST",
+        f"{SWARM}/heartbeat",
+        heartbeat,
+        "One sign of life for all of a client's episodes.",
+        request=HeartbeatRequest,
+        answer=HeartbeatAnswer,
+    ),
 ]

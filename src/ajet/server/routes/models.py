@@ -26,5 +26,11 @@ async def models(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("GET", "/v1/models", models, "Names of the served model: the policy in training, and the frozen initial one.", "any")
+    Route(
+        "GET",
+        "/v1/models",
+        models,
+        "Names of the served model: the policy in training, and the frozen initial one.",
+        "any",
+    )
 ]

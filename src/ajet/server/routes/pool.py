@@ -46,7 +46,12 @@ async def pool(request: Request) -> Response:
             )
         )
     return json_response(
-        PoolAnswer(fill=pool_fill(waiting), groups=groups, drops=registry.tally("drop"), dropped_tokens=registry.tally("tokens"))
+        PoolAnswer(
+            fill=pool_fill(waiting),
+            groups=groups,
+            drops=registry.tally("drop"),
+            dropped_tokens=registry.tally("tokens"),
+        )
     )
 
 
@@ -63,5 +68,12 @@ async def history(request: Request) -> Response:
 
 ROUTES = [
     Route("GET", f"{SWARM}/pool", pool, "Groups and how complete they are; drops by reason.", answer=PoolAnswer),
-    Route("GET", f"{SWARM}/metrics/history", history, "The training curves: the lines of metrics.jsonl.", answer=MetricsHistory, query=("since",)),
+    Route(
+        "GET",
+        f"{SWARM}/metrics/history",
+        history,
+        "The training curves: the lines of metrics.jsonl.",
+        answer=MetricsHistory,
+        query=("since",),
+    ),
 ]

@@ -95,5 +95,11 @@ ROUTES = [
         answer=Status,
         query=("wait_state", "wait_step", "wait_s"),
     ),
-    Route("GET", f"{SWARM}/events", events, "Server-sent events: states, steps, drops, checkpoints, warnings, disk.", query=("after",)),
+    Route(
+        "GET",
+        f"{SWARM}/events",
+        events,
+        "Server-sent events: states, steps, drops, checkpoints, warnings, disk.",
+        query=("after",),
+    ),
 ]
