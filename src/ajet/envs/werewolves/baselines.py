@@ -47,7 +47,7 @@ def _without_team(player: ScriptedPlayer, request: Request) -> tuple[int, ...]:
 
 def wolf(*habits: str) -> Baseline:
     """A random wolf with habits: ``spare_kill``, ``spare_vote``, ``kill_claimer``, ``agree`` (on the kill),
-    ``vote_accused`` (the most accused good player), ``suspect_good``, ``quiet``, ``claim``."""
+    ``vote_accused`` (the most accused good player), ``suspect_good``, ``quiet``, ``claim``, ``abstain``, ``silent``."""
 
     def act(player: ScriptedPlayer, request: Request) -> Action:
         base = random_legal(player, request)
@@ -74,7 +74,9 @@ def wolf(*habits: str) -> Baseline:
             say = f"I am the seer. {name(player.rng.choice(living))} is a wolf."
         if say and "quiet" in habits:
             say = "I have no idea."
-        return Action(target, say)
+        if "abstain" in habits and request.kind in ("vote", "day"):
+            target = None
+        return Action(target, "" if "silent" in habits else say)
 
     return act
 

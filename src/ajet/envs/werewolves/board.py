@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from ajet.envs.werewolves.engine import Event, Game
@@ -37,6 +38,7 @@ class Board:
         night_dead: killed at night (so probably not wolves). shot: killed by the hunter. exiled: voted out.
         hunters: seats that fired, and so are the hunter.
         votes: one dict per ballot, voter → target.
+        silences: how often each seat said nothing at all when it was its turn.
     """
 
     def __init__(self, game: Game) -> None:
@@ -49,6 +51,7 @@ class Board:
         self.exiled: dict[int, int] = {}
         self.shot: dict[int, int] = {}
         self.hunters: set[int] = set()
+        self.silences: Counter[int] = Counter()
         self.votes: list[tuple[int, dict[int, int | None]]] = []
         self.version = 0
 
@@ -78,6 +81,8 @@ class Board:
         speaker = event.actor
         assert speaker is not None
         statement = understand(event.text)
+        if event.kind == "speech" and not event.text.strip():
+            self.silences[speaker] += 1
         if statement.claims_seer and speaker not in self.claimers:
             self.claimers.append(speaker)
         for kind, target in statement.stances:

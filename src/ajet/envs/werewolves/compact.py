@@ -19,6 +19,8 @@ from ajet.envs.werewolves.scripted import name
 
 SYSTEM = "Play werewolf."
 NOBODY = "nobody"
+SECTIONS = ("Team", "Wolf", "Good", "Claims", "Accused", "Others")
+"""Headings of a prompt; each living player stands under one of them."""
 MAX_SPEECH = 200
 """Characters of a statement that others hear."""
 

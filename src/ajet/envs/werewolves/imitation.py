@@ -12,13 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ajet.envs.werewolves.board import Board
-from ajet.envs.werewolves.compact import compact_reply, compact_text
+from ajet.envs.werewolves.compact import SECTIONS, compact_reply, compact_text
 from ajet.envs.werewolves.engine import Action, Game, Request
 from ajet.envs.werewolves.rules import Role
 from ajet.envs.werewolves.scripted import ScriptedPlayer, name
 
 TRUTHFUL = 0.6
 """Share of a seer's claims that report a real check, where there is one."""
+
+READING = 0.5
+"""Reading lessons per imitated call: "One of Team?" about the same state, answered with any name under that heading (or,
+"One not of Team?", under another). They teach to tell the headings apart and say nothing about whom to choose."""
 
 LIVE = (
     (Role.WEREWOLF,), (Role.WEREWOLF,), (Role.WEREWOLF,), (Role.SEER,), (Role.SEER,), (Role.SEER,), (Role.SEER,),
@@ -90,6 +94,25 @@ def examples(seed: int, games: int) -> Iterator[Example]:
         yield from _one_game(f"imitation-{seed}-{n}")
 
 
+def reading_lesson(user: str, rng: random.Random) -> Example | None:
+    """A question about a prompt's headings, with every right answer equally likely; None where there is none."""
+    sections: dict[str, tuple[int, ...]] = {}
+    for line in user.split("\n"):
+        head, colon, names = line.partition(": ")
+        if colon and head in SECTIONS:
+            sections[head] = tuple(int(n[6:]) - 1 for n in names.split() if n.startswith("Player"))
+    head = rng.choice(sorted(sections))
+    inside = rng.random() < 0.6
+    right = sections[head] if inside else tuple(i for h, seats in sections.items() if h != head for i in seats)
+    if not right:
+        return None
+    body, _, _ = user.rpartition("\n")
+    reply = f"name: {name(rng.choice(right))}"
+    return Example(
+        Role.VILLAGER, f"{body}\nOne {'' if inside else 'not '}of {head}?", reply, (Choice(reply.index("Player"), right),)
+    )
+
+
 def _one_game(seed: str) -> Iterator[Example]:
     rng = random.Random(seed)
     live = rng.choice(LIVE)
@@ -113,7 +136,12 @@ def _one_game(seed: str) -> Iterator[Example]:
                 choices.append(Choice(action.say.index("Player"), said))
             if targets:
                 choices.append(Choice(reply.rindex("Player"), targets))
-            yield Example(request.role, compact_text(game, board, request), reply, tuple(choices))
+            user = compact_text(game, board, request)
+            yield Example(request.role, user, reply, tuple(choices))
+            if rng.random() < READING:
+                lesson = reading_lesson(user, rng)
+                if lesson is not None:
+                    yield lesson
             actions.append(action)
         try:
             requests = run.send(actions)

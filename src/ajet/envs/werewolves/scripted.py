@@ -15,6 +15,11 @@ from ajet.envs.werewolves.rules import Role
 
 Strength = Literal["easy", "normal", "hard"]
 CARELESS = 0.7
+"""How often a wolf of normal strength follows no plan."""
+ABSTAINED = 0.12
+"""Suspicion earned by not voting."""
+SILENT = 0.06
+"""Suspicion earned by saying nothing at all."""
 
 
 def name(seat: int) -> str:
@@ -124,14 +129,18 @@ class ScriptedPlayer:
                 score[opinion.speaker] += 0.5
             elif opinion.day == self.game.day and self.game.alive[opinion.target]:
                 score[opinion.target] += 0.12 if opinion.suspects else -0.08
+        for speaker, times in self.board.silences.items():
+            score[speaker] += SILENT * times
 
     def _from_votes(self, score: list[float]) -> None:
-        """Votes are remembered: against the innocent they cost, with those one believes guilty they pay."""
+        """Votes are remembered: against the innocent they cost, and so does hiding from the vote."""
         for _, ballot in self.board.votes:
             for voter, target in ballot.items():
-                if target is None or voter == self.seat:
+                if voter == self.seat:
                     continue
-                if self._innocent(target):
+                if target is None:
+                    score[voter] += ABSTAINED
+                elif self._innocent(target):
                     score[voter] += 0.45
                 elif target == self.seat and self.role is not Role.WEREWOLF:
                     score[voter] += 0.3
