@@ -90,6 +90,8 @@ class Engine:
         self.backbone: Backbone | None = None
         self.info: BackboneInfo | None = None
         self.tearing_down = False
+        self.on_open: Callable[[Path], None] | None = None
+        """Told the experiment's folder each time one is opened (the process logs into it)."""
         self._make_backbone = backbone_factory
         self._make_renderer = renderer_factory
         self._make_store = make_store
@@ -206,6 +208,8 @@ class Engine:
             self.experiment = await Experiment.open(
                 self.job, self.settings.exp_dir, events=self.events, changed=self.changed, make_store=self._make_store
             )
+            if self.on_open is not None:
+                self.on_open(self.experiment.folder)
             self._mark_running(True)
             self._stop = self.tearing_down = False
             self.failure = self.last_error = None

@@ -49,6 +49,7 @@ def serve(
     bound = listener.getsockname()[1]
     settings = ServerSettings(host=host, port=bound, exp_dir=Path(exp_dir))
     app = create_app(settings, backbone_factory, **app_options)
+    app.engine.on_open = lambda folder: logs.set_up(folder / "server.log")
     if config is not None and not app.engine.resume():
         app.engine.put_job(_job_of(Path(config)))
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"

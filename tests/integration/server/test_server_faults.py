@@ -281,6 +281,7 @@ def test_sigterm_saves_and_the_next_start_resumes(tmp_path):
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) in (0, -signal.SIGTERM)
     assert (tmp_path / "exp" / "checkpoints" / "step_000001").is_dir()
+    assert '"message": "engine ' in (tmp_path / "exp" / "server.log").read_text()
     with process(tmp_path) as (swarm, _running):
         swarm.wait("ROLLING")
         assert swarm.status()["step"] == 1
