@@ -20,7 +20,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -115,6 +115,7 @@ class Endpoint:
         gate: bound on concurrent calls, or None. A call holds it while it waits for an answer, not between tries.
         rng: draws the jitter of the back-off.
         name: what messages call it.
+        pause, clock: how to wait, and what time it is; for tests.
     """
 
     base_url: str
@@ -126,6 +127,8 @@ class Endpoint:
     retries: int = 0
     """Failed tries so far, for the game's metrics."""
     name: str = "policy"
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    clock: Callable[[], float] = time.monotonic
     _client: AsyncOpenAI | None = None
 
     async def __aenter__(self) -> Endpoint:
@@ -166,13 +169,13 @@ class Endpoint:
                 hint, cause = None, error
             self.retries += 1
             jitter = self.rng.random()
-            pause = wait * (0.5 + jitter) if hint is None else hint + FIRST_WAIT_S * jitter
+            seconds = wait * (0.5 + jitter) if hint is None else hint + FIRST_WAIT_S * jitter
             wait = min(wait * 2, LONGEST_WAIT_S)
-            now = time.monotonic()
+            now = self.clock()
             deadline = now + self.budget_s if deadline is None else deadline
-            if now + pause > deadline:
+            if now + seconds > deadline:
                 raise self._fault(cause) from cause
-            await asyncio.sleep(pause)
+            await self.pause(seconds)
 
     async def _once(self, messages: list[dict[str, Any]], api_key: str, temperature: float | None) -> dict[str, Any]:
         assert self._client is not None, "use `async with`"
