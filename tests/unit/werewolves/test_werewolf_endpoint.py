@@ -9,10 +9,10 @@ import time
 from email.utils import formatdate
 
 import pytest
+from tests.unit.werewolves.fake_openai import Answer, Call, failure, refused_url, replies, serve
 
 from ajet.envs.werewolves.endpoint import Endpoint, Gate, gate_for, retry_after
 from ajet.schema.errors import ContextLengthExceeded, InfrastructureFault
-from tests.unit.werewolves.fake_openai import Answer, Call, failure, refused_url, replies, serve
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -129,7 +129,15 @@ async def test_a_retry_after_beyond_the_budget_ends_the_game_without_waiting():
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [(400, "invalid_request"), (401, "invalid_api_key"), (404, ""), (409, "engine_state"), (410, "episode_gone"), (500, "engine_failed"), (429, "insufficient_quota")],
+    [
+        (400, "invalid_request"),
+        (401, "invalid_api_key"),
+        (404, ""),
+        (409, "engine_state"),
+        (410, "episode_gone"),
+        (500, "engine_failed"),
+        (429, "insufficient_quota"),
+    ],
 )
 async def test_a_refusal_that_stays_voids_the_game_at_once(status, code):
     clock = Clock()
@@ -169,7 +177,13 @@ async def test_a_call_carries_model_messages_key_and_temperature_only_if_given()
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [(None, ""), ("", ""), ("a", "a"), ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"), ("\ud800", "?")],
+    [
+        (None, ""),
+        ("", ""),
+        ("a", "a"),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+        ("\ud800", "?"),
+    ],
 )
 async def test_any_content_becomes_a_text_that_can_be_sent_again(content, text):
     async with serve(replies(Answer(content), "fine")) as server, endpoint(server.url, Clock()) as at:
@@ -187,7 +201,17 @@ async def test_reasoning_is_kept_with_the_reply():
 
 @pytest.mark.parametrize(
     ("headers", "seconds"),
-    [({}, None), ({"retry-after": "2"}, 2.0), ({"retry-after": "0.5"}, 0.5), ({"retry-after": "-3"}, 0.0), ({"retry-after": "soon"}, None), ({"retry-after": "nan"}, None), ({"retry-after": "inf"}, None), ({"retry-after-ms": "250"}, 0.25), ({"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"}, 0.0)],
+    [
+        ({}, None),
+        ({"retry-after": "2"}, 2.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after": "-3"}, 0.0),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after-ms": "250"}, 0.25),
+        ({"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"}, 0.0),
+    ],
 )
 def test_retry_after_is_read_in_all_its_forms(headers, seconds):
     assert retry_after(headers) == seconds

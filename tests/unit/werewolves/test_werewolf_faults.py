@@ -10,12 +10,6 @@ import sys
 from collections.abc import Callable
 
 import pytest
-
-from ajet.envs.werewolves.engine import Action, Game, Request
-from ajet.envs.werewolves.full import Conversation
-from ajet.envs.werewolves.play import play_game
-from ajet.envs.werewolves.players import ModelPlayer
-from ajet.schema.errors import ContextLengthExceeded, InfrastructureFault
 from tests.unit.werewolves.table import (
     HUNTER,
     SEER,
@@ -32,6 +26,12 @@ from tests.unit.werewolves.table import (
     play,
     table,
 )
+
+from ajet.envs.werewolves.engine import Action, Game, Request
+from ajet.envs.werewolves.full import Conversation
+from ajet.envs.werewolves.play import play_game
+from ajet.envs.werewolves.players import ModelPlayer
+from ajet.schema.errors import ContextLengthExceeded, InfrastructureFault
 
 
 class Canned:
@@ -56,7 +56,9 @@ class Passive:
         return self.does.get((request.kind, request.day), Action())
 
 
-async def game_with(game: Game, seat: int, reply: Callable[[str], str], others: dict[int, Passive] | None = None) -> tuple[ModelPlayer, Canned]:
+async def game_with(
+    game: Game, seat: int, reply: Callable[[str], str], others: dict[int, Passive] | None = None
+) -> tuple[ModelPlayer, Canned]:
     """Play with one seat as a model of full style and everyone else passive."""
     endpoint = Canned(reply)
     model = ModelPlayer(Conversation(game, seat), endpoint, "key", rng=random.Random(0))  # type: ignore[arg-type]
@@ -76,7 +78,10 @@ async def test_a_false_save_and_a_poison_without_a_name_do_nothing_and_are_count
     game = table(max_days=1)
     wolves = {i: Passive({("kill", 1): Action(V1)}) for i in (W1, W2, W3)}
     model, endpoint = await game_with(
-        game, WITCH, lambda prompt: reply if "save" in prompt or "Poison" in prompt else '{"say": "hm", "vote": null}', wolves
+        game,
+        WITCH,
+        lambda prompt: reply if "save" in prompt or "Poison" in prompt else '{"say": "hm", "vote": null}',
+        wolves,
     )
     assert night_deaths(game) == {1: (V1,)}
     assert game.antidote
@@ -196,7 +201,9 @@ def test_a_tie_exiles_one_of_the_tied_the_same_under_every_hash_seed():
     results = set()
     for hash_seed in ("0", "1", "31337"):
         env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-        done = subprocess.run([sys.executable, "-c", _TIE], env=env, capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", _TIE], env=env, capture_output=True, text=True, check=True, timeout=60
+        )
         results.add(done.stdout)
     assert len(results) == 1
     for tied, gone, _ in json.loads(results.pop()):

@@ -1,0 +1,374 @@
+"""Whole episodes against a policy served over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.unit.werewolves.fake_openai import Answer, Call, Server, failure, refused_url, replies, serve
+
+import ajet.envs.werewolves.endpoint as endpoint_module
+from ajet.envs.werewolves import ExampleWerewolves
+from ajet.envs.werewolves.engine import Game
+from ajet.schema.endpoint import EpisodeKey, OpenaiBaseUrlAndApiKey
+from ajet.schema.errors import ConfigError, InfrastructureFault
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+
+TINY, BIG = "ajet-tiny-werewolves", "a-real-model"
+_NAMES = re.compile(r"Player[1-9]")
+
+
+@pytest.fixture(autouse=True)
+def _quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(endpoint_module, "FIRST_WAIT_S", 0.001)
+    for name in ("AJET_OPPONENT_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+
+
+def legal_reply(call: Call) -> str:
+    """Something legal for either style, the same for the same prompt."""
+    text = call.prompt.split("\n")
+    question = text[-1]
+    if "poison" in question or "Save" in question:
+        return '{"save": false, "poison": null}' if "{" in question else "save: no"
+    if "Who to kill" in question or '"kill"' in question:
+        return "kill: nobody"
+    if "Who to check" in question or '"check"' in question:
+        return "check: " + _NAMES.findall(question if "{" in question else call.prompt.split("Others:")[1])[0]
+    if "shoot" in question:
+        return "shoot: nobody"
+    if question in ("Speak and vote.", "Vote.") or '"vote"' in question:
+        return "vote: nobody"
+    return "I have no idea."
+
+
+def task_of(number: int | None, **metadata: Any) -> Task:
+    return Task(
+        task_id=f"task-{number}", metadata={**({} if number is None else {"random_number": number}), **metadata}
+    )
+
+
+async def episode(
+    url: str,
+    task: Task,
+    *,
+    model: str = TINY,
+    uuid: str = "ep1",
+    workflow: ExampleWerewolves | None = None,
+    **options: Any,
+) -> WorkflowOutput:
+    api = OpenaiBaseUrlAndApiKey(url, f"ajet-ep.{uuid}.signed", uuid, model)
+    workflow = workflow or ExampleWerewolves(**options)
+    return await asyncio.wait_for(workflow.execute(WorkflowTask(task=task, episode_uuid=uuid), api), 30)
+
+
+def speakers(server: Server) -> dict[str, str]:
+    """Agent → tag of everyone who called."""
+    keys = [EpisodeKey.parse(call.key) for call in server.calls]
+    assert {key.episode for key in keys} == {"ep1"}
+    return {key.agent: key.tag for key in keys}
+
+
+def roles_of(output: WorkflowOutput, *wanted: str) -> dict[str, str]:
+    return {f"Player{i + 1}": r for i, r in enumerate(output.metadata["roles"]) if r in wanted}
+
+
+# ── who is live, and how they speak ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("model", [TINY, BIG])
+@pytest.mark.parametrize(("number", "side"), [(4, "werewolf"), (5, "seer")])
+async def test_sides_alternate_with_the_deal_and_each_player_speaks_as_an_agent_of_its_role(model, number, side):
+    async with serve(legal_reply) as server:
+        output = await episode(server.url, task_of(number), model=model)
+    assert speakers(server) == roles_of(output, side)
+    assert set(output.reward) == set(roles_of(output, side))
+    won = 1.0 if output.metadata["winner"] == ("wolf" if side == "werewolf" else "good") else 0.0
+    won = 0.5 if output.metadata["winner"] == "draw" else won
+    assert set(output.reward.values()) == {won}
+    assert output.is_success is (won == 1.0)
+    assert output.log_metrics["reply/valid"] == 1.0
+    assert output.log_metrics[f"win/{side}"] == float(won == 1.0)
+
+
+async def test_with_both_live_wolves_and_seer_are_rewarded_for_their_own_side():
+    async with serve(legal_reply) as server:
+        output = await episode(server.url, task_of(4), live="both")
+    assert speakers(server) == roles_of(output, "werewolf", "seer")
+    by_role = {role: {output.reward[a] for a in roles_of(output, role)} for role in ("werewolf", "seer")}
+    assert output.metadata["winner"] in ("wolf", "good")
+    assert by_role["werewolf"] != by_role["seer"]
+    assert sum(v for values in by_role.values() for v in values) == 1.0
+    assert output.is_success is (output.metadata["winner"] == "wolf")
+
+
+@pytest.mark.parametrize(
+    "targets", [["werewolf"], ["seer"], ["witch", "hunter"], ["villager"], ["seer", "witch", "hunter", "villager"]]
+)
+async def test_targets_of_one_side_are_live_in_every_deal(targets):
+    for number in (6, 7):
+        async with serve(legal_reply) as server:
+            output = await episode(server.url, task_of(number), trainable_targets=targets)
+        assert set(speakers(server).items()) <= set(roles_of(output, *targets).items())
+        assert set(output.reward) == set(speakers(server))
+        assert output.reward
+
+
+async def test_a_role_given_as_a_string_is_one_role():
+    assert [r.value for r in ExampleWerewolves("seer").targets] == ["seer"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"trainable_targets": ["wolf"]}, {"trainable_targets": []}, {"trainable_targets": None}, {"prompt_style": "long"},
+        {"live": "all"}, {"language": "fr"}, {"opponents": "god"},
+        {"big_external_opponent_llm_url": "http://x/v1"}, {"big_external_opponent_llm_name": "m"},
+    ],
+)  # fmt: skip
+def test_unknown_roles_and_options_are_refused_with_the_known_ones(options):
+    with pytest.raises(ConfigError) as caught:
+        ExampleWerewolves(**options)
+    if "trainable_targets" in options:
+        assert "hunter, seer, villager, werewolf, witch" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "style", "compact"),
+    [(TINY, "auto", True), (BIG, "auto", False), (BIG, "compact", True), (TINY, "full", False)],
+)
+async def test_the_style_goes_by_the_models_name_or_as_told(model, style, compact):
+    async with serve(legal_reply) as server:
+        await episode(server.url, task_of(4), model=model, prompt_style=style)
+    lengths = {len(call.body["messages"]) for call in server.calls}
+    assert (lengths == {2}) is compact
+    assert all(call.body["model"] == model for call in server.calls)
+    assert any(call.prompt.endswith("Speak and vote.") for call in server.calls) is compact
+
+
+async def test_chinese_prompts_work_over_a_whole_game():
+    def answer(call: Call) -> str:
+        if "kill" in call.prompt:
+            return "<think>想</think>刀：空刀"
+        return '{"say": "我是村民。", "vote": "弃票"}'
+
+    async with serve(answer) as server:
+        output = await episode(server.url, task_of(4), model=BIG, language="zh")
+    assert output.log_metrics["reply/valid"] == 1.0
+    assert "狼人" in server.calls[0].body["messages"][0]["content"]
+
+
+async def test_temperature_is_sent_only_if_given():
+    for temperature in (None, 0.7):
+        async with serve(legal_reply) as server:
+            await episode(server.url, task_of(4), temperature=temperature)
+        assert {call.body.get("temperature") for call in server.calls} == {temperature}
+        assert all(("temperature" in call.body) == (temperature is not None) for call in server.calls)
+
+
+# ── the deal ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_episodes_of_a_task_share_the_deal_and_differ_in_play():
+    async with serve(lambda call: "vote: nobody") as server:
+        outputs = [await episode(server.url, task_of(4), uuid=f"ep{n}") for n in range(8)]
+    assert len({tuple(o.metadata["roles"]) for o in outputs}) == 1
+    assert len({json.dumps([o.metadata, o.log_metrics]) for o in outputs}) > 1
+
+
+async def test_paired_episodes_play_the_same_where_the_policy_does():
+    async with serve(legal_reply) as server:
+        outputs = [await episode(server.url, task_of(4, paired=True, split="eval"), uuid=f"ep{n}") for n in range(4)]
+    assert len({json.dumps(o.model_dump()) for o in outputs}) == 1
+
+
+def test_held_out_deals_lie_outside_those_of_training():
+    seeds = {s: {ExampleWerewolves.deal_seed(task_of(n, split=s)) for n in range(1000)} for s in ("eval", "train")}
+    assert not seeds["eval"] & seeds["train"]
+    assert ExampleWerewolves.deal_seed(task_of(3)) in seeds["train"]
+    deals = {s: [Game(f"{s}-{n}").roles for n in range(60)] for s in seeds}
+    assert deals["eval"] != deals["train"]
+
+
+def test_a_task_without_a_number_is_dealt_from_its_id_the_same_in_every_process():
+    here = ExampleWerewolves.deal_seed(Task(task_id="a-task"))
+    code = (
+        "from ajet.envs.werewolves import ExampleWerewolves as E; from ajet.schema.task import Task;"
+        "print(E.deal_seed(Task(task_id='a-task')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONHASHSEED": "99", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.strip() == here
+    assert here != ExampleWerewolves.deal_seed(Task(task_id="b-task"))
+
+
+# ── replies that cannot be used ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("model", "tries"), [(TINY, 1), (BIG, 3)])
+async def test_a_model_of_nonsense_plays_to_the_end_and_pays_the_format_penalty(model, tries):
+    async with serve(lambda call: "<think>hm\nhm") as server:
+        output = await episode(server.url, task_of(4), model=model)
+    base = {"wolf": 1.0, "good": 0.0, "draw": 0.5}[output.metadata["winner"]]
+    assert set(output.reward.values()) == {base - 0.5}
+    assert output.log_metrics["reply/fallback"] == 1.0
+    last_prompt: dict[str, int] = {}
+    for call in server.calls:
+        last_prompt[call.key] = last_prompt.get(call.key, 0) + 1
+    assert all(n % tries == 0 for n in last_prompt.values())
+
+
+async def test_the_penalty_falls_on_the_player_who_sent_the_bad_replies_by_their_share():
+    bad: list[str] = []
+
+    def answer(call: Call) -> str:
+        agent = EpisodeKey.parse(call.key).agent
+        bad.append(agent) if not bad else None
+        return "nonsense" if agent == bad[0] and "Speak and vote." in call.prompt else legal_reply(call)
+
+    async with serve(answer) as server:
+        output = await episode(server.url, task_of(4), format_penalty=0.4)
+    culprit = bad[0]
+    mine = [call for call in server.calls if EpisodeKey.parse(call.key).agent == culprit]
+    share = sum("Speak and vote." in call.prompt for call in mine) / len(mine)
+    assert 0 < share < 1
+    base = 1.0 if output.metadata["winner"] == "wolf" else 0.0
+    assert output.reward[culprit] == pytest.approx(base - 0.4 * share)
+    assert {v for agent, v in output.reward.items() if agent != culprit} == {base}
+
+
+async def test_a_prompt_too_long_is_a_fallback_and_an_agent_without_replies_gets_no_reward():
+    async with serve(replies(failure(400, "context_length_exceeded"))) as server:
+        output = await episode(server.url, task_of(4))
+    assert output.reward == {}
+    assert output.log_metrics["reply/fallback"] == 1.0
+    assert output.metadata["winner"]
+
+
+async def test_a_live_player_who_was_never_asked_leaves_the_reward_empty():
+    def static(call: Call) -> str:
+        if '"poison"' in call.prompt:
+            return f"poison: Player{seat}"
+        return legal_reply(call)
+
+    seat = Game(ExampleWerewolves.deal_seed(task_of(4))).roles.index("hunter") + 1
+    async with serve(legal_reply) as server, serve(static) as others:
+        output = await episode(
+            server.url, task_of(4), model=BIG, trainable_targets=["hunter"],
+            big_external_opponent_llm_name="static", big_external_opponent_llm_url=others.url,
+        )  # fmt: skip
+    assert server.calls == []
+    assert output.reward == {}
+    assert output.metadata["roles"][seat - 1] == "hunter"
+
+
+# ── what is reported ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_metrics_are_finite_numbers_of_live_roles_only():
+    for number, mine, other in ((4, "wol", "seer"), (5, "seer", "wolf")):
+        async with serve(legal_reply) as server:
+            output = await episode(server.url, task_of(number))
+        assert all(type(v) is float and math.isfinite(v) for v in output.log_metrics.values())
+        names = set(output.log_metrics)
+        assert not [n for n in names if n.startswith((f"{other}/", f"win/{other}"))]
+        assert [n for n in names if n.startswith("win/")] == [f"win/{'werewolf' if mine == 'wol' else 'seer'}"]
+        assert {"game/days", "reply/valid", "reply/repaired", "reply/fallback"} <= names
+
+
+async def test_metadata_says_what_was_played():
+    async with serve(legal_reply) as server:
+        output = await episode(server.url, task_of(4))
+    assert set(output.metadata) == {"seed", "roles", "winner", "end_cause", "days"}
+    json.dumps(output.metadata)
+    assert output.metadata["roles"] == [r.value for r in Game(output.metadata["seed"]).roles]
+
+
+# ── static opponents ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def with_static(server: Server, url: str, **options: Any) -> WorkflowOutput:
+    return await episode(
+        server.url, task_of(4), big_external_opponent_llm_name="static", big_external_opponent_llm_url=url, **options
+    )
+
+
+async def test_a_static_model_plays_every_other_seat_with_its_own_key(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "second-choice")
+    monkeypatch.setenv("AJET_OPPONENT_API_KEY", "from-environment")
+    for given, key in ((None, "from-environment"), ("given", "given")):
+        async with serve(legal_reply) as server, serve(legal_reply) as others:
+            output = await with_static(server, others.url, big_external_opponent_llm_api_key=given)
+        assert {call.key for call in others.calls} == {key}
+        assert {call.body["model"] for call in others.calls} == {"static"}
+        assert speakers(server) == roles_of(output, "werewolf")
+        systems = {call.body["messages"][0]["content"].split("\n")[0] for call in others.calls}
+        assert len(systems) == 6
+        assert not [s for s in systems if "werewolf." in s]
+        assert output.log_metrics["static/fallback"] == 0.0
+
+
+async def test_a_static_model_that_is_busy_or_broken_for_a_while_only_delays_the_game():
+    trouble = [failure(429, retry_after="0"), failure(500), Answer(hang_up=True), Answer(raw=b"oops")]
+
+    def static(call: Call) -> Answer | str:
+        return trouble.pop() if trouble else legal_reply(call)
+
+    async with serve(legal_reply) as server, serve(static) as others:
+        output = await with_static(server, others.url)
+    assert output.reward
+    assert output.log_metrics["static/retries"] == 4.0
+
+
+@pytest.mark.parametrize("kind", ["error", "hang", "refused", "unauthorised"])
+async def test_a_static_model_that_stays_broken_voids_the_game(kind):
+    answer = {"error": failure(500), "hang": Answer(hang=True), "unauthorised": failure(401)}.get(kind, "")
+    async with serve(legal_reply) as server, serve(replies(answer)) as others:
+        url = refused_url() if kind == "refused" else others.url
+        with pytest.raises(InfrastructureFault, match="static endpoint"):
+            await with_static(server, url, external_budget_s=0.05, external_timeout_s=0.1)
+
+
+async def test_games_share_one_bound_on_calls_to_a_static_model():
+    async with serve(legal_reply) as server, serve(legal_reply) as others:
+        workflow = ExampleWerewolves(
+            big_external_opponent_llm_name="static", big_external_opponent_llm_url=others.url, external_concurrency=2
+        )
+        await asyncio.gather(*(episode(server.url, task_of(4), workflow=workflow) for _ in range(4)))
+        assert 1 <= others.most_busy <= 2
+
+
+# ── the policy's endpoint ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(410, "episode_gone"), (401, "invalid_api_key"), (409, "engine_state"), (500, "engine_failed")]
+)
+async def test_an_episode_that_is_gone_voids_the_game_and_names_the_cause(status, code):
+    async with serve(replies(failure(status, code))) as server:
+        with pytest.raises(InfrastructureFault, match=f"policy endpoint.*{code}"):
+            await episode(server.url, task_of(4))
+        assert len(server.calls) == 1
+
+
+async def test_a_server_that_restarts_only_makes_the_game_wait():
+    down = [failure(503, "engine_unavailable", retry_after="0"), Answer(hang_up=True)]
+    async with serve(lambda call: down.pop() if down else legal_reply(call)) as server:
+        output = await episode(server.url, task_of(4))
+    assert output.reward
+    assert output.log_metrics["policy/retries"] == 2.0
+
+
+async def test_a_policy_that_does_not_come_back_voids_the_game():
+    with pytest.raises(InfrastructureFault, match="policy endpoint"):
+        await episode(refused_url(), task_of(4), policy_budget_s=0.05)
