@@ -16,7 +16,7 @@ from ajet.envs.werewolves.endpoint import Endpoint
 from ajet.envs.werewolves.engine import Action, Game, Request
 from ajet.envs.werewolves.replies import ParsedReply, fallback
 from ajet.envs.werewolves.scripted import ScriptedPlayer
-from ajet.schema.errors import ContextLengthExceeded
+from ajet.schema.errors import ConfigError, ContextLengthExceeded
 
 Outcome = Literal["valid", "repaired", "fallback"]
 
@@ -106,10 +106,16 @@ class ModelPlayer:
 
         Raises:
             InfrastructureFault: the endpoint failed for good.
+            ConfigError: not even this seat's first prompt fits the model: no game can be played so.
         """
         try:
             action, outcome = await self._decide(request)
-        except ContextLengthExceeded:
+        except ContextLengthExceeded as error:
+            if not self.calls:
+                raise ConfigError(
+                    f"The first prompt of a player does not fit the model {self.endpoint.model!r}: {error} "
+                    "Raise rollout.max_model_len, or use prompt_style='compact' with a model that was taught it."
+                ) from error
             action, outcome = None, "fallback"
         self.outcomes[outcome] += 1
         return action if action is not None else fallback(request, self._rng)

@@ -29,6 +29,7 @@ from ajet.server.engine import Engine
 from ajet.server.episode import OpenEpisode
 from ajet.server.http import json_response, read_model, until_disconnect
 from ajet.server.routes.route import SWARM, Route
+from ajet.server.status import served_name
 
 END_WAIT_S = 60.0
 """How long an end or abort waits for a booting server before it gets its 503."""
@@ -54,6 +55,7 @@ async def begin(request: Request) -> Response:
         return json_response(NotYet(reason=why, message=f"{words} Ask again.", state=engine.state), 202)
     host = request.headers.get("host") or f"{engine.settings.host}:{engine.settings.port}"
     answer = BeginAnswer(
+        model=served_name(engine) or "policy",
         episode_id=granted.id,
         api_key=request.app.state.keys.episode_key(granted.id),
         base_url=f"{request.url.scheme}://{host}/v1",
