@@ -35,6 +35,8 @@ SHAPE = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "n
 VOCABULARY = 448
 PROMPT_WEIGHT = 0.05
 """Weight of prompt tokens in the loss; a reply token weighs 1."""
+RECORDED = 60
+"""Losses of so many first steps are kept in ``build.json``, for the test that building reproduces them."""
 CHUNK_GAMES = 2000
 """Games per batch of fresh examples: few examples are seen twice."""
 
@@ -135,15 +137,27 @@ def imitation_loss(model: Qwen2ForCausalLM, batch: list[Any], names: torch.Tenso
 
 
 def train(
-    model: Qwen2ForCausalLM, corpus: Corpus, *, steps: int, batch: int, lr: float, seed: int, log_every: int = 100
-) -> float:
-    """Imitate for ``steps`` steps. Returns the legal mass of the last hundred steps."""
+    model: Qwen2ForCausalLM,
+    corpus: Corpus,
+    *,
+    steps: int,
+    batch: int,
+    lr: float,
+    seed: int,
+    stop_after: int | None = None,
+    log_every: int = 100,
+) -> tuple[list[float], float]:
+    """Imitate for ``steps`` steps, or leave that schedule at ``stop_after``.
+
+    Returns:
+        The loss of every step, and the legal mass of the last hundred.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
     names = torch.tensor(corpus.names)
     rng = random.Random(seed)
     pool: list[Any] = []
-    chunk, recent, started = 0, [], time.monotonic()
-    for step in range(steps):
+    chunk, recent, losses, started = 0, [], [], time.monotonic()
+    for step in range(stop_after or steps):
         if len(pool) < batch:
             chunk += 1
             fresh = list(examples(10_000 + chunk, CHUNK_GAMES))
@@ -159,13 +173,14 @@ def train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         recent = [*recent[-99:], legal]
+        losses.append(loss.item())
         if step % log_every == log_every - 1 or step == steps - 1:
             print(
                 f"step {step + 1}/{steps}  loss {loss.item():.4f}  legal mass {sum(recent) / len(recent):.4f}"
                 f"  {time.monotonic() - started:.0f} s",
                 flush=True,
             )
-    return sum(recent) / len(recent)
+    return losses, sum(recent) / len(recent)
 
 
 def digest(model: Qwen2ForCausalLM) -> str:
@@ -198,16 +213,17 @@ def main() -> None:
     tokenizer = build_tokenizer()
     model = build_model(len(tokenizer), args.seed)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}")
-    legal = train(model, Corpus(tokenizer), steps=args.steps, batch=args.batch, lr=args.lr, seed=args.seed)
+    plan = {"steps": args.steps, "batch": args.batch, "lr": args.lr, "seed": args.seed}
+    losses, legal = train(model, Corpus(tokenizer), **plan)
     save(model, tokenizer, args.out)
-    (args.out / "build.json").write_text(
-        json.dumps(
-            {"steps": args.steps, "batch": args.batch, "lr": args.lr, "seed": args.seed, "legal_mass": round(legal, 4)},
-            indent=1,
-        )
-        + "\n"
-    )
-    print(f"{args.out}  sha256 {digest(model)}")
+    record = {
+        "plan": plan,
+        "first_losses": [round(x, 4) for x in losses[:RECORDED]],
+        "legal_mass": round(legal, 4),
+        "digest": digest(model),
+    }
+    (args.out / "build.json").write_text(json.dumps(record) + "\n")
+    print(f"{args.out}  {record['digest']}")
 
 
 if __name__ == "__main__":
