@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -31,7 +32,7 @@ from ajet.envs.werewolves.engine import Action, Game, Request
 from ajet.envs.werewolves.full import Conversation
 from ajet.envs.werewolves.play import play_game
 from ajet.envs.werewolves.players import ModelPlayer
-from ajet.schema.errors import ContextLengthExceeded, InfrastructureFault
+from ajet.schema.errors import ConfigError, ContextLengthExceeded, InfrastructureFault
 
 
 class Canned:
@@ -77,7 +78,7 @@ async def game_with(
 async def test_a_false_save_and_a_poison_without_a_name_do_nothing_and_are_counted(reply, outcome):
     game = table(max_days=1)
     wolves = {i: Passive({("kill", 1): Action(V1)}) for i in (W1, W2, W3)}
-    model, endpoint = await game_with(
+    model, _ = await game_with(
         game,
         WITCH,
         lambda prompt: reply if "save" in prompt or "Poison" in prompt else '{"say": "hm", "vote": null}',
@@ -96,7 +97,7 @@ async def test_a_false_save_and_a_poison_without_a_name_do_nothing_and_are_count
 async def test_a_vote_that_names_nobody_is_an_abstention_and_the_game_goes_on():
     game = table(max_days=2)
     model, endpoint = await game_with(game, V1, lambda prompt: "wait and see")
-    assert [dict(e.votes)[V1] for e in kinds(game, "votes")][0] is None
+    assert dict(kinds(game, "votes")[0].votes)[V1] is None
     assert game.day == 2
     assert model.outcomes["fallback"] == 2  # two days' votes; a speech may be any words
     assert model.outcomes["valid"] == 2
@@ -214,22 +215,37 @@ def test_a_tie_exiles_one_of_the_tied_the_same_under_every_hash_seed():
 # players ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_prompt_too_long_is_a_fallback_not_a_crash():
-    class Full(Canned):
-        async def chat(self, messages, api_key, temperature):
-            raise ContextLengthExceeded("too long")
+class Narrow(Canned):
+    """An endpoint into which only so many messages fit."""
 
-    game = table(max_days=1)
-    model = ModelPlayer(Conversation(game, V1), Full(str), "key", rng=random.Random(0))  # type: ignore[arg-type]
+    def __init__(self, most: int) -> None:
+        super().__init__(lambda prompt: '{"say": "hm", "vote": null}')
+        self.most = most
+
+    async def chat(self, messages, api_key, temperature):
+        if len(messages) > self.most:
+            raise ContextLengthExceeded("too long")
+        return await super().chat(messages, api_key, temperature)
+
+
+async def test_a_prompt_that_became_too_long_is_a_fallback_not_a_crash():
+    game = table(max_days=2)
+    model = ModelPlayer(Conversation(game, V1), Narrow(5), "key", rng=random.Random(0))  # type: ignore[arg-type]
     await play_game(game, {i: Passive() for i in range(9)} | {V1: model})  # type: ignore[arg-type]
     assert game.winner == "draw"
-    assert model.outcomes == {"fallback": 2}
-    assert model.calls == 0
+    assert model.outcomes == {"valid": 2, "fallback": 2}
+    assert model.calls == 2
+
+
+async def test_a_first_prompt_that_does_not_fit_is_an_error_of_the_configuration():
+    game = table(max_days=1)
+    model = ModelPlayer(Conversation(game, V1), Narrow(1), "key", rng=random.Random(0))  # type: ignore[arg-type]
+    model.endpoint.model = "small"
+    with pytest.raises(ConfigError, match=r"'small'.*max_model_len"):
+        await play_game(game, {i: Passive() for i in range(9)} | {V1: model})  # type: ignore[arg-type]
 
 
 async def test_a_fault_of_one_player_cancels_the_others_who_are_being_asked():
-    import asyncio
-
     cancelled: list[int] = []
 
     class Slow(Passive):

@@ -332,8 +332,9 @@ def test_wolves_may_name_any_living_player_a_wolf_included_or_nobody():
     assert not game.illegal
 
 
-def test_the_majority_of_the_wolves_decides():
-    game = table(max_days=1)
+@pytest.mark.parametrize("wolf_tie", ["seeded", "none"])
+def test_the_majority_of_the_wolves_decides(wolf_tie):
+    game = table(max_days=1, wolf_tie=wolf_tie)
     play(game, {("kill", 1): {W1: Action(V1), W2: Action(V2), W3: Action(V2)}})
     assert night_deaths(game) == {1: (V2,)}
 

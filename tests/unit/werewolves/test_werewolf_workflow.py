@@ -8,7 +8,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,11 +26,10 @@ _NAMES = re.compile(r"Player[1-9]")
 
 
 @pytest.fixture(autouse=True)
-def _quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _quick_and_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_module, "FIRST_WAIT_S", 0.001)
     for name in ("AJET_OPPONENT_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    yield
 
 
 def legal_reply(call: Call) -> str:
@@ -166,6 +165,36 @@ async def test_chinese_prompts_work_over_a_whole_game():
     assert "狼人" in server.calls[0].body["messages"][0]["content"]
 
 
+async def test_a_full_conversation_grows_by_the_reply_as_sent_and_one_message():
+    thoughts = iter(range(10**6))
+
+    def answer(call: Call) -> str:
+        return f"<think> {next(thoughts)} </think>\n {legal_reply(call)}"
+
+    async with serve(answer) as server:
+        await episode(server.url, task_of(4), model=BIG)
+    for agent in speakers(server):
+        talks = [c.body["messages"] for c in server.calls if EpisodeKey.parse(c.key).agent == agent]
+        assert len(talks) > 2
+        for before, after in pairwise(talks):
+            assert after[: len(before)] == before
+            assert [m["role"] for m in after[len(before) :]] == ["assistant", "user"]
+            assert re.fullmatch(r"<think> \d+ </think>\n .*", after[-2]["content"])
+
+
+async def test_games_in_threads_with_loops_of_their_own_do_not_disturb_each_other():
+    """As rollout scripts run them."""
+    async with serve(legal_reply) as server:
+        outputs = await asyncio.gather(
+            *(
+                asyncio.to_thread(lambda n=n: asyncio.run(episode(server.url, task_of(n, paired=True))))
+                for n in range(8)
+            )
+        )
+        alone = [await episode(server.url, task_of(n, paired=True)) for n in range(8)]
+    assert outputs == alone
+
+
 async def test_temperature_is_sent_only_if_given():
     for temperature in (None, 0.7):
         async with serve(legal_reply) as server:
@@ -182,6 +211,16 @@ async def test_episodes_of_a_task_share_the_deal_and_differ_in_play():
         outputs = [await episode(server.url, task_of(4), uuid=f"ep{n}") for n in range(8)]
     assert len({tuple(o.metadata["roles"]) for o in outputs}) == 1
     assert len({json.dumps([o.metadata, o.log_metrics]) for o in outputs}) > 1
+
+
+async def test_the_order_of_speech_differs_between_episodes_of_a_deal():
+    orders = set()
+    for n in range(8):
+        async with serve(legal_reply) as server:
+            await episode(server.url, task_of(4), uuid=f"ep{n}")
+        first_day = [EpisodeKey.parse(c.key).agent for c in server.calls if "Day 1." in c.prompt]
+        orders.add(tuple(first_day[:3]))
+    assert len(orders) > 1
 
 
 async def test_paired_episodes_play_the_same_where_the_policy_does():
@@ -247,12 +286,25 @@ async def test_the_penalty_falls_on_the_player_who_sent_the_bad_replies_by_their
     assert {v for agent, v in output.reward.items() if agent != culprit} == {base}
 
 
-async def test_a_prompt_too_long_is_a_fallback_and_an_agent_without_replies_gets_no_reward():
-    async with serve(replies(failure(400, "context_length_exceeded"))) as server:
+async def test_prompts_that_became_too_long_cost_only_the_format_penalty():
+    heard: set[str] = set()
+
+    def answer(call: Call) -> Answer | str:
+        if call.key in heard:
+            return failure(400, "context_length_exceeded")
+        heard.add(call.key)
+        return legal_reply(call)
+
+    async with serve(answer) as server:
         output = await episode(server.url, task_of(4))
-    assert output.reward == {}
-    assert output.log_metrics["reply/fallback"] == 1.0
-    assert output.metadata["winner"]
+    assert set(output.reward) == set(speakers(server))
+    assert 0 < output.log_metrics["reply/fallback"] < 1
+
+
+async def test_a_model_too_small_for_the_first_prompt_is_an_error_of_the_configuration():
+    async with serve(replies(failure(400, "context_length_exceeded"))) as server:
+        with pytest.raises(ConfigError, match="max_model_len"):
+            await episode(server.url, task_of(4))
 
 
 async def test_a_live_player_who_was_never_asked_leaves_the_reward_empty():
