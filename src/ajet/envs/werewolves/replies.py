@@ -19,7 +19,7 @@ from typing import Any
 from ajet.envs.werewolves.engine import Action, Request
 
 MAX_REPLY = 40_000
-"""Characters of a reply that are read, from its end."""
+"""Characters of a reply that are read, from its end, reasoning left out."""
 MAX_SPEECH = 1200
 """Characters of a statement that others hear."""
 
@@ -119,10 +119,10 @@ def as_seat(value: Any) -> Any:
 
 def parse_reply(text: str, request: Request) -> ParsedReply:
     """The action a reply asks for. Never raises."""
-    spoken = without_reasoning(text[-MAX_REPLY:])
+    spoken = without_reasoning(text)  # before anything is cut: reasoning without its beginning looks like speech
     if spoken is None:
         return ParsedReply(None, "The reply ended inside its reasoning.")
-    text = spoken
+    text = spoken[-MAX_REPLY:]
     if request.kind in ("speak", "last_words"):
         said = [f for f in _objects(text) if any(k in f.fields for k in _SAY)]
         say = _say(said[-1].fields, "") if said else _statement(text)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal
@@ -201,12 +201,14 @@ class ExampleWerewolves(Workflow):
     ) -> WorkflowOutput:
         reward: dict[str, float] = {}
         outcomes: Counter[str] = Counter()
+        by_role: defaultdict[str, Counter[str]] = defaultdict(Counter)
         wins: dict[str, float] = {}
         for seat, player in models.items():
             role = game.roles[seat]
             won = game.winner == side_of(role)
             wins[role.value] = float(won)
             outcomes.update(player.outcomes)
+            by_role[role.value].update(player.outcomes)
             if player.calls:
                 bad = player.outcomes["fallback"] / sum(player.outcomes.values())
                 base = 0.5 if game.winner == "draw" else float(won)
@@ -216,6 +218,8 @@ class ExampleWerewolves(Workflow):
         metrics["game/draw"] = float(game.winner == "draw")
         for outcome in ("valid", "repaired", "fallback"):
             metrics[f"reply/{outcome}"] = outcomes[outcome] / max(1, sum(outcomes.values()))
+            for role, counts in by_role.items():
+                metrics[f"reply/{outcome}/{role}"] = float(counts[outcome])
         metrics["policy/retries"] = float(policy.retries)
         if external is not None:
             static = [p for p in players.values() if isinstance(p, ModelPlayer) and p.endpoint is external]
