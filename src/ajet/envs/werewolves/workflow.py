@@ -136,6 +136,10 @@ class ExampleWerewolves(Workflow):
         wolves_turn = self.deal_number(task) % 2 == 0
         return tuple(r for r in self.targets if (r is Role.WEREWOLF) == wolves_turn)
 
+    def _compact(self, model: str) -> bool:
+        """Whether a model is asked by compact prompts."""
+        return self.prompt_style == "compact" or (self.prompt_style == "auto" and model.startswith(COMPACT_MODELS))
+
     # ── playing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def execute(self, workflow_task: WorkflowTask, api: OpenaiBaseUrlAndApiKey) -> WorkflowOutput:
@@ -147,9 +151,6 @@ class ExampleWerewolves(Workflow):
         task = workflow_task.task
         seed = self.deal_seed(task)
         episode = "paired" if task.metadata.get("paired") else workflow_task.episode_uuid or api.episode_uuid
-        compact = self.prompt_style == "compact" or (
-            self.prompt_style == "auto" and api.model.startswith(COMPACT_MODELS)
-        )
         game = Game(seed, self.options, play_seed=f"{seed}-{episode}")
         board = Board(game)
         rng = random.Random(f"players-{seed}-{episode}")
@@ -173,20 +174,27 @@ class ExampleWerewolves(Workflow):
                 )  # fmt: skip
             players: dict[int, Player] = {}
             models: dict[int, ModelPlayer] = {}
+            one_call: set[int] = set()
+
+            def style(seat: int, model: str) -> Style:
+                if not self._compact(model):
+                    return Conversation(game, seat, self.language)
+                one_call.add(seat)
+                return Compact(game, board)
+
             for seat, role in enumerate(game.roles):
                 own = random.Random(rng.random())
                 if seat in live:
                     key = api.for_agent(f"Player{seat + 1}", role.value).api_key
-                    asked: Style = Compact(game, board) if compact else Conversation(game, seat, self.language)
+                    asked = style(seat, api.model)
                     models[seat] = ModelPlayer(asked, policy, key, temperature=self.temperature, rng=own)
                     players[seat] = models[seat]
                 elif external is not None:
-                    asked = Conversation(game, seat, self.language)
+                    asked = style(seat, external.model)
                     players[seat] = ModelPlayer(asked, external, self._external_key, rng=own)
                 else:
                     players[seat] = Scripted(ScriptedPlayer(game, board, seat, own, self.opponents))
-            if compact:
-                game.one_call = live
+            game.one_call = frozenset(one_call)
             await play_game(game, players, habits.watch)
         return self._output(game, models, habits, policy, external, players)
 

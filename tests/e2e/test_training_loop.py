@@ -1,0 +1,112 @@
+"""What a user does, with real processes: a server, a script, a model that is saved and loads again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import AGENT_ROLL
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+USER_SCRIPT = '''
+"""Only public import paths. Trains, and ends."""
+import asyncio, sys
+from ajet.schema.task import Task, WorkflowTask, WorkflowOutput
+from ajet.copilot.job import AgentJetJob
+from ajet.task_reader import RouterTaskReader
+from ajet.utils.thread_executors import PeriodicDrainThreadPoolExecutor
+from ajet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
+from ajet.default_config.ajet_config_schema import AjetTaskReader
+from ajet.tuner_lib.experimental.swarm_client import SwarmClient
+from tutorial.example_werewolves.start import ExampleWerewolves
+
+job = AgentJetJob(
+    base_yaml_config=sys.argv[2], algorithm="grpo", experiment_name="public_names",
+    num_repeat=2, batch_size=3, max_env_worker=6, total_training_steps=2,
+)
+client = SwarmClient(sys.argv[1])
+client.auto_sync_train_config_and_start_engine(job, force_restart=False)
+dataset = RouterTaskReader(reader_type="random_dummy", reader_config=AjetTaskReader(type="random_dummy"))
+
+def execute_agent(task: Task, api: OpenaiBaseUrlAndApiKey) -> WorkflowOutput:
+    game = ExampleWerewolves(trainable_targets=["werewolf"])
+    return asyncio.run(game.execute(WorkflowTask(task=task), api))
+
+def rollout(task):
+    episode_uuid, api = client.begin_episode(discard_episode_timeout=240)
+    output = execute_agent(task, api)
+    client.end_episode(task, episode_uuid, output)
+    return output.reward
+
+executor = PeriodicDrainThreadPoolExecutor(workers=job.num_repeat * job.batch_size, max_parallel=6, auto_retry=True)
+for epoch in range(10000):
+    for task in dataset.generate_training_tasks():
+        for _ in range(job.num_repeat):
+            executor.submit_with_periodic_drain(fn=rollout, task=task)
+'''
+
+
+def test_the_tutorial_script_trains_and_exits_0_and_its_checkpoint_loads(make_server, small_job, run_script, tmp_path):
+    server = make_server()
+    script = run_script(str(AGENT_ROLL), "--swarm-url", server.url, "--config", str(small_job(3)), cwd=tmp_path)
+    output, _ = script.communicate(timeout=300)
+    assert script.returncode == 0, output
+    status = server.status()
+    assert (status["state"], status["step"]) == ("FINISHED", 3)
+    steps = server.steps()
+    assert [s["step"] for s in steps] == [1, 2, 3]
+    assert all(s["pool/episodes"] == 8 and s["pool/groups"] == 4 for s in steps)
+    folder = Path(status["experiment_dir"])
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["digest"] for line in lines] == [s["digest"] for s in steps]
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    newest = sorted((folder / "checkpoints").glob("step_*"))[-1]
+    model = AutoModelForCausalLM.from_pretrained(newest)
+    assert model.config.model_type == "qwen2"
+    assert AutoTokenizer.from_pretrained(newest).encode(" Player3", add_special_tokens=False)
+
+
+def test_a_script_of_public_names_runs_unmodified_and_exits_0(make_server, small_job, run_script, tmp_path):
+    server = make_server()
+    path = tmp_path / "user.py"
+    path.write_text(USER_SCRIPT)
+    script = run_script(str(path), server.url, str(small_job(2)), cwd=tmp_path)
+    output, _ = script.communicate(timeout=300)
+    assert script.returncode == 0, output
+    assert server.status()["step"] == 2
+
+
+def test_a_killed_server_resumes_by_itself_and_the_client_only_waits(make_server, small_job, run_script, tmp_path):
+    server = make_server()
+    script = run_script(str(AGENT_ROLL), "--swarm-url", server.url, "--config", str(small_job(5)), cwd=tmp_path)
+    server.wait_step(3)
+    before = {s["step"]: s["digest"] for s in server.steps()}
+    server.kill()
+    server.start()
+    output, _ = script.communicate(timeout=300)
+    assert script.returncode == 0, output
+    steps = server.steps()
+    assert [s["step"] for s in steps] == [1, 2, 3, 4, 5]
+    assert {n: d for n, d in before.items()} == {s["step"]: s["digest"] for s in steps if s["step"] in before}
+    status = server.status()
+    assert status["state"] == "FINISHED"
+    assert not [w for w in status["warnings"] if "DIVERGENCE" in w], status["warnings"]
+
+
+def test_the_command_line_shows_and_stops_an_engine(make_server, small_job, run_script, tmp_path):
+    server = make_server()
+    script = run_script(str(AGENT_ROLL), "--swarm-url", server.url, "--config", str(small_job(1000)), cwd=tmp_path)
+    server.wait_step(1)
+    shown = run_script("-m", "ajet.cli", "status", "--json", "--swarm-url", server.url, cwd=tmp_path)
+    assert json.loads(shown.communicate(timeout=60)[0])["experiment"] == "small"
+    stopped = run_script("-m", "ajet.cli", "stop", "--swarm-url", server.url, cwd=tmp_path)
+    assert "OFFLINE" in stopped.communicate(timeout=120)[0]
+    assert stopped.returncode == 0
+    assert server.status()["state"] == "OFFLINE"
+    assert server.process is not None
+    assert server.process.poll() is None
+    script.kill()
