@@ -75,15 +75,7 @@ class ScriptedPlayer:
         score = list(self.hunch)
         rivals = [c for c in board.claimers if c != me]
         credit = {c: self._credit(c) for c in rivals}
-        for claim in board.claims:
-            if claim.claimer == me:
-                continue
-            weight = credit.get(claim.claimer, 0.0)
-            if claim.target == me:
-                if claim.is_wolf and self.role is not Role.WEREWOLF:
-                    score[claim.claimer] += 5.0  # I know that this is a lie
-                continue
-            score[claim.target] += 2.4 * weight if claim.is_wolf else -1.6 * weight
+        self._from_claims(score, credit)
         if len([c for c in rivals if game.alive[c]]) > 1:
             for c in rivals:
                 score[c] += 1.2 * (1.0 - credit[c])
@@ -99,6 +91,21 @@ class ScriptedPlayer:
         for ally in self.team:
             score[ally] -= 30.0
         return score
+
+    def _from_claims(self, score: list[float], credit: dict[int, float]) -> None:
+        """What seer claimers report. Said twice counts once; and since at most one claimer is the seer, claimers who
+        agree count as the most credible of them, not as several witnesses."""
+        total = max(1.0, sum(credit.values()))
+        reports = {(c.claimer, c.target): c.is_wolf for c in self.board.claims if c.claimer in credit}
+        for claimer in {c for (c, target), wolf in reports.items() if target == self.seat and wolf}:
+            if self.role is not Role.WEREWOLF:
+                score[claimer] += 5.0  # I know that this is a lie
+        strongest: dict[tuple[int, bool], float] = {}
+        for (claimer, target), wolf in reports.items():
+            if target != self.seat:
+                strongest[target, wolf] = max(strongest.get((target, wolf), 0.0), credit[claimer] / total)
+        for (target, wolf), weight in strongest.items():
+            score[target] += 2.4 * weight if wolf else -1.6 * weight
 
     def _credit(self, claimer: int) -> float:
         """How far a seer claim is believed, 0 to 1."""
