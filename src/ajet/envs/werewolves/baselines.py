@@ -65,7 +65,7 @@ def wolf(*habits: str) -> Baseline:
         if request.kind in ("vote", "day") and "spare_vote" in habits and good:
             target = player.rng.choice(good)
         if request.kind in ("vote", "day") and "vote_accused" in habits and good:
-            accused = [i for i in player.board.accused_today() if i in good]
+            accused = [i for i in player.board.accused() if i in good]
             target = player.rng.choice(accused) if accused else target
         living = [i for i in player.game.living(player.seat) if i not in player.game.wolves]
         if say and "suspect_good" in habits and living:
@@ -92,7 +92,7 @@ def seer(*habits: str) -> Baseline:
         wolves = [i for i, w in player.results.items() if w and alive[i]]
         goods = [i for i, w in player.results.items() if not w and alive[i]]
         if request.kind == "check" and "check_accused" in habits:
-            accused = [i for i in player.board.accused_today() if i in request.legal]
+            accused = [i for i in player.board.accused() if i in request.legal]
             target = player.rng.choice(accused) if accused else target
         if say and "quiet" in habits:
             say = "I have no idea."

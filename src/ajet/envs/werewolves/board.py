@@ -54,6 +54,7 @@ class Board:
         self.silences: Counter[int] = Counter()
         self.votes: list[tuple[int, dict[int, int | None]]] = []
         self.version = 0
+        self.last_speeches = 0
 
     def refresh(self) -> Board:
         """Read the public events that came since."""
@@ -80,6 +81,8 @@ class Board:
     def _hear(self, event: Event) -> None:
         speaker = event.actor
         assert speaker is not None
+        if event.kind == "speech":
+            self.last_speeches = event.day
         statement = understand(event.text)
         if event.kind == "speech" and not event.text.strip():
             self.silences[speaker] += 1
@@ -96,8 +99,8 @@ class Board:
     def living_claimers(self, without: int | None = None) -> list[int]:
         return [i for i in self.claimers if self.game.alive[i] and i != without]
 
-    def accused_today(self) -> list[int]:
-        """Seats that somebody suspects aloud today, or calls a wolf, in seat order."""
-        day = self.game.day
+    def accused(self) -> list[int]:
+        """Seats that somebody suspected aloud, or called a wolf, on the last day that had speeches; in seat order."""
+        day = self.last_speeches
         seats = {o.target for o in self.opinions.values() if o.day == day and o.suspects}
         return sorted(seats | {c.target for c in self.claims if c.day == day and c.is_wolf})

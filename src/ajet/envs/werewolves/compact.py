@@ -73,7 +73,7 @@ def compact_text(game: Game, board: Board, request: Request) -> str:
         section("Wolf", {i for i, wolf in checks.items() if wolf}, True)
         section("Good", {i for i, wolf in checks.items() if not wolf}, True)
     section("Claims", set(board.claimers), True)
-    section("Accused", set(board.accused_today()), True)
+    section("Accused", set(board.accused()), True)
     section("Others", set(rest), True)
     if request.kind == "kill":
         lines.append(f"Picks: {_names(picks)}")
