@@ -25,10 +25,9 @@ SPEECH = "Player {n} speaks: I have watched the votes of the last two nights and
 
 def serve(exp_dir: str, model_dir: str, profile: str | None, no_journal: bool) -> None:
     """The server process. ``no_journal``: appends are believed and not written, to see what writing costs."""
-    from tests.fakes.backbone import FakeBackbone
-
     from ajet.server.main import serve as run
     from ajet.trajectory import ChatRenderer
+    from tests.fakes.backbone import FakeBackbone
 
     renderer = ChatRenderer(model_dir)
     if no_journal:

@@ -49,7 +49,9 @@ def main() -> None:
         days = sum(g.day for g in played) / games
         draws = sum(g.winner == "draw" for g in played) / games
         rows[label] = {"wolves_win": p, "interval": 1.96 * (p * (1 - p) / games) ** 0.5, "days": days, "draws": draws}
-        print(f"{label:32} wolves win {p:.3f} ± {rows[label]['interval']:.3f}   days {days:.1f}  draws {draws:.3f}  {speed:.0f} games/s")
+        print(
+            f"{label:32} wolves win {p:.3f} ± {rows[label]['interval']:.3f}   days {days:.1f}  draws {draws:.3f}  {speed:.0f} games/s"
+        )
     print(json.dumps({"games": games, "rows": rows}))
 
 

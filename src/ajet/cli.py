@@ -23,7 +23,8 @@ demo_app = typer.Typer(help="Train an example on this machine, with progress and
 app.add_typer(demo_app, name="demo")
 
 Url = Annotated[
-    str, typer.Option("--swarm-url", envvar="AJET_SWARM_URL", help="The swarm server. The key comes from AJET_SWARM_KEY.")
+    str,
+    typer.Option("--swarm-url", envvar="AJET_SWARM_URL", help="The swarm server. The key comes from AJET_SWARM_KEY."),
 ]
 DEFAULT_URL = "http://127.0.0.1:10086"
 
@@ -31,29 +32,46 @@ DEFAULT_URL = "http://127.0.0.1:10086"
 @app.command()
 def start(
     swarm_port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 10086,
-    host: Annotated[str, typer.Option(help="Address to listen on. Anything but loopback demands the admin key.")] = "127.0.0.1",
-    exp_dir: Annotated[Path, typer.Option(help="Folder of experiments: journals, checkpoints, metrics.")] = Path("saved_experiments"),
-    config: Annotated[Path | None, typer.Option(help="Start the engine with this job at once.", exists=True, dir_okay=False)] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Anything but loopback demands the admin key.")
+    ] = "127.0.0.1",
+    exp_dir: Annotated[Path, typer.Option(help="Folder of experiments: journals, checkpoints, metrics.")] = Path(
+        "saved_experiments"
+    ),
+    config: Annotated[
+        Path | None, typer.Option(help="Start the engine with this job at once.", exists=True, dir_okay=False)
+    ] = None,
 ) -> None:
     """Start a swarm server. A job that was running in --exp-dir is resumed by itself."""
     try:
         from ajet.server.main import serve
     except ImportError as err:
-        raise AjetError(f"The server is not installed ({err.name} is missing). Run: pip install 'agentjet[server]'") from err
+        raise AjetError(
+            f"The server is not installed ({err.name} is missing). Run: pip install 'agentjet[server]'"
+        ) from err
     serve(host=host, port=swarm_port, exp_dir=exp_dir, config=config)
 
 
 @demo_app.command("werewolves")
 def demo_werewolves(
-    trainable: Annotated[str, typer.Option(help="Trainable roles, comma-separated: werewolf, seer, witch, hunter, villager.")] = "werewolf,seer",
+    trainable: Annotated[
+        str, typer.Option(help="Trainable roles, comma-separated: werewolf, seer, witch, hunter, villager.")
+    ] = "werewolf,seer",
     steps: Annotated[int | None, typer.Option(help="Training steps; default: the configuration's.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of the deals' order and of the trainer.")] = 0,
     exp_dir: Annotated[Path, typer.Option(help="Folder of experiments.")] = Path("saved_experiments"),
     swarm_port: Annotated[int, typer.Option(help="Port of the server; 0 = any free one.", min=0, max=65535)] = 0,
     config: Annotated[Path | None, typer.Option(help="Another job configuration.", exists=True, dir_okay=False)] = None,
     eval_games: Annotated[int, typer.Option(help="Held-out deals to play before and after; 0 = none.", min=0)] = 600,
-    live: Annotated[str, typer.Option(help="With opposed roles: 'alternate' trains one side a deal against scripted players, 'both' plays them against each other.")] = "alternate",
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run even where an unfinished one could be continued.")] = False,
+    live: Annotated[
+        str,
+        typer.Option(
+            help="With opposed roles: 'alternate' trains one side a deal against scripted players, 'both' plays them against each other."
+        ),
+    ] = "alternate",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start a new run even where an unfinished one could be continued.")
+    ] = False,
 ) -> None:
     """Nine-player Werewolves: a server and a client on this machine, and a curve that rises."""
     from ajet.demo import werewolves

@@ -29,14 +29,14 @@ def test_static_roles_play_on_a_second_server_with_a_frozen_model(make_server, s
         opponents.auto_sync_train_config_and_start_engine(AgentJetJob(base_yaml_config=str(job)))
         # An eval episode is a key to a model that nobody trains.
         _, static = opponents.begin_episode(discard_episode_timeout=3600, episode_type="eval")
-        game = ExampleWerewolves(
-            ["werewolf"], static.model, static.base_url, static.api_key, external_concurrency=8
-        )
+        game = ExampleWerewolves(["werewolf"], static.model, static.base_url, static.api_key, external_concurrency=8)
 
         def play(n: int) -> dict[str, float]:
             task = Task(task_id=str(n // 2), metadata={"random_number": n // 2})
             with client.episode(task) as episode:
-                output = asyncio.run(game.execute(WorkflowTask(task=task, episode_uuid=episode.episode_uuid), episode.api))
+                output = asyncio.run(
+                    game.execute(WorkflowTask(task=task, episode_uuid=episode.episode_uuid), episode.api)
+                )
                 episode.end(output)
             return output.log_metrics
 
@@ -78,7 +78,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.hung.wait(1.5)  # longer than the caller waits
             self.close_connection = True
         else:
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": '{"vote": null}'}}
+            choice = {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": '{"vote": null}'},
+            }
             self._answer(200, {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]})
 
     def _answer(self, status: int, body: dict, headers: dict[str, str] | None = None) -> None:
@@ -115,7 +119,9 @@ def test_a_failing_static_endpoint_never_becomes_a_reward(make_server, small_job
                 except InfrastructureFault:
                     return None
                 assert isinstance(output.reward, dict)
-                assert all(r in (0.0, 0.5, 1.0) or 0 < output.log_metrics["reply/fallback"] for r in output.reward.values())
+                assert all(
+                    r in (0.0, 0.5, 1.0) or output.log_metrics["reply/fallback"] > 0 for r in output.reward.values()
+                )
                 return output.log_metrics["static/retries"]
 
             with ThreadPoolExecutor(4) as pool:

@@ -12,7 +12,21 @@ from typing import Any, Literal, Protocol
 
 from ajet.trajectory.batch import Row, Sample, TrainBatch
 
-__all__ = ["Backbone", "BackboneDied", "BackboneInfo", "Chunk", "FinishReason", "ModelName", "Row", "Sample", "Sampler", "Sampling", "StepResult", "TrainBatch", "Trainer"]
+__all__ = [
+    "Backbone",
+    "BackboneDied",
+    "BackboneInfo",
+    "Chunk",
+    "FinishReason",
+    "ModelName",
+    "Row",
+    "Sample",
+    "Sampler",
+    "Sampling",
+    "StepResult",
+    "TrainBatch",
+    "Trainer",
+]
 
 FinishReason = Literal["stop", "length", "cancelled"]
 ModelName = Literal["policy", "frozen"]

@@ -61,9 +61,7 @@ def play_deals(
 
     def one(deal: int) -> float:
         nonlocal done
-        task = Task(
-            task_id=f"eval-{role}-{deal}", metadata={"split": "eval", "random_number": deal, "paired": True}
-        )
+        task = Task(task_id=f"eval-{role}-{deal}", metadata={"split": "eval", "random_number": deal, "paired": True})
         for attempt in range(1, MAX_TRIES + 1):
             episode, api = client.begin_episode(episode_type="eval", task=task)
             try:

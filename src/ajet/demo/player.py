@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ajet.client import SwarmClient
 from ajet.copilot.job import AgentJetJob
@@ -55,7 +55,9 @@ def evaluate(client: SwarmClient, roles: list[str], folder: Path, which: str, ga
     temporary.replace(path)
 
 
-def train(client: SwarmClient, job: AgentJetJob, targets: list[str], live: str, seed: int) -> None:
+def train(
+    client: SwarmClient, job: AgentJetJob, targets: list[str], live: Literal["alternate", "both"], seed: int
+) -> None:
     """Play training games until the server says that training is finished."""
     workflow = ExampleWerewolves(trainable_targets=targets, live=live)
 
@@ -80,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--job", required=True, help="job.yaml")
     parser.add_argument("--folder", required=True, type=Path)
     parser.add_argument("--trainable", required=True, help="roles, comma-separated")
-    parser.add_argument("--live", required=True)
+    parser.add_argument("--live", required=True, choices=["alternate", "both"])
     parser.add_argument("--seed", required=True, type=int)
     parser.add_argument("--eval-games", required=True, type=int)
     args = parser.parse_args(argv)

@@ -17,7 +17,13 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def build_summary(
-    folder: Path, history: list[dict[str, Any]], *, seed: int, targets: list[str], wall_seconds: float, drops: dict[str, int]
+    folder: Path,
+    history: list[dict[str, Any]],
+    *,
+    seed: int,
+    targets: list[str],
+    wall_seconds: float,
+    drops: dict[str, int],
 ) -> dict[str, Any]:
     """The summary of one run.
 
@@ -110,7 +116,9 @@ def draw_curve(summary: dict[str, Any], path: Path) -> Path | None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
-    colours = dict(zip(summary["trainable_targets"], ["#b3372f", "#2f6db3", "#3c8c4a", "#8a5fb0", "#b08a2f"], strict=False))
+    colours = dict(
+        zip(summary["trainable_targets"], ["#b3372f", "#2f6db3", "#3c8c4a", "#8a5fb0", "#b08a2f"], strict=False)
+    )
     for role, colour in colours.items():
         points = [(row["step"], row["win_rate"][role]) for row in summary["train"] if role in row["win_rate"]]
         if not points:

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
@@ -55,6 +54,8 @@ def run(
     unknown = [role for role in targets if role not in ROLES]
     if unknown or not targets:
         raise ConfigError(f"--trainable takes roles out of {', '.join(ROLES)}; not {', '.join(unknown) or 'none'}.")
+    if live not in ("alternate", "both"):
+        raise ConfigError(f"--live is alternate or both, not {live!r}.")
     base = f"werewolves-{'-'.join(targets)}-seed{seed}"
     name = _experiment_name(exp_dir, base, fresh)
     folder = exp_dir / name
@@ -86,7 +87,9 @@ def run(
             lines=True,
         )  # fmt: skip
         console.print(f"server   {url}   (log: {folder / 'demo_server.log'})")
-        console.print(f"client   {len(targets)} trainable role(s): {', '.join(targets)}   (log: {folder / 'demo_client.log'})")
+        console.print(
+            f"client   {len(targets)} trainable role(s): {', '.join(targets)}   (log: {folder / 'demo_client.log'})"
+        )
         try:
             history, status = _watch(console, url, server, client, job)
         except KeyboardInterrupt:
@@ -235,7 +238,9 @@ def _note(history: list[dict[str, Any]], status: dict[str, Any]) -> str:
         pool = status.get("pool") or {}
         return f"groups {pool.get('groups_complete', 0)}/{pool.get('groups_needed', '?')}"
     row = history[-1]
-    wins = "  ".join(f"{k.removeprefix('env/win/')} {v:.2f}" for k, v in sorted(row.items()) if k.startswith("env/win/"))
+    wins = "  ".join(
+        f"{k.removeprefix('env/win/')} {v:.2f}" for k, v in sorted(row.items()) if k.startswith("env/win/")
+    )
     seconds = row.get("time/collect_s", 0.0) + row.get("time/update_s", 0.0)
     if len(history) > 1:
         seconds = row["time"] - history[-2]["time"]

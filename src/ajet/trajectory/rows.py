@@ -60,9 +60,7 @@ def build_rows(
     return rows, dropped
 
 
-def _samples(
-    calls: list[Call], limits: tuple[int, int, int], min_version: int, dropped: Counter[str]
-) -> list[Sample]:
+def _samples(calls: list[Call], limits: tuple[int, int, int], min_version: int, dropped: Counter[str]) -> list[Sample]:
     known = {call.call_id: call for call in calls}
     parents = {call.parent for call in calls if call.parent is not None}
     assigned: set[str] = set()

@@ -16,14 +16,14 @@ import httpx
 import openai
 import pytest
 import uvicorn
-from tests.fakes.backbone import FakeBackbone
-from tests.fakes.chat_model import save_tokenizer
 
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.server.app import SwarmApp, create_app
 from ajet.server.main import server_config
 from ajet.server.settings import Limits, ServerSettings
 from ajet.trajectory import ChatRenderer
+from tests.fakes.backbone import FakeBackbone
+from tests.fakes.chat_model import save_tokenizer
 
 DEADLINE_S = 20.0
 QUICK = Limits(backoff_s=0.01, backoff_max_s=0.02)

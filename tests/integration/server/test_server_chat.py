@@ -5,6 +5,7 @@ import asyncio
 import httpx
 import openai
 import pytest
+
 from tests.fakes.backbone import FakeBackbone
 
 

@@ -6,6 +6,7 @@ import threading
 
 import openai
 import pytest
+
 from tests.integration.server.conftest import DEADLINE_S, job
 
 

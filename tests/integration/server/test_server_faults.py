@@ -13,12 +13,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from tests.fakes.backbone import FakeBackbone
-from tests.integration.server.conftest import DEADLINE_S, QUICK, Swarm, job
 
 from ajet.default_config.schema import AjetConfig
 from ajet.pool import journal_read
 from ajet.server.training import build_batch
+from tests.fakes.backbone import FakeBackbone
+from tests.integration.server.conftest import DEADLINE_S, QUICK, Swarm, job
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from tests.unit.backbone import tiny
 
 

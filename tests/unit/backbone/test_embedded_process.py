@@ -6,8 +6,6 @@ import signal
 import sys
 
 import pytest
-from tests.unit.backbone import tiny
-from tests.unit.backbone.tiny import prompt
 
 from ajet.backbone import create_backbone, model_dir
 from ajet.backbone.embedded.process import EmbeddedBackbone
@@ -15,6 +13,8 @@ from ajet.backbone.protocol import BackboneDied, Sampling
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import ConfigError, ContextLengthExceeded, DiskRefused, EngineStateConflict
 from ajet.trajectory.batch import TrainBatch
+from tests.unit.backbone import tiny
+from tests.unit.backbone.tiny import prompt
 
 
 def config_for(directory, **overrides) -> AjetConfig:

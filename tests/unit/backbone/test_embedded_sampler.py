@@ -6,8 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from tests.unit.backbone import tiny
-from tests.unit.backbone.tiny import prompt
 from transformers import AutoModelForCausalLM
 
 from ajet.backbone.embedded.net import load_net
@@ -15,6 +13,8 @@ from ajet.backbone.embedded.paged import BLOCK, PagedKV
 from ajet.backbone.embedded.sampler import Sampler
 from ajet.backbone.protocol import Chunk, Sampling
 from ajet.schema.errors import ContextLengthExceeded, InvalidRequest
+from tests.unit.backbone import tiny
+from tests.unit.backbone.tiny import prompt
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.unit.backbone import tiny
 from transformers import AutoModelForCausalLM
 
 from ajet.algorithm.advantages import compute_advantages
@@ -18,6 +17,7 @@ from ajet.backbone.protocol import Sampling
 from ajet.default_config.schema import AjetConfig, AlgorithmConfig, OptimConfig, TrainerConfig
 from ajet.schema.errors import EngineStateConflict, InvalidRequest
 from ajet.trajectory.batch import Row, TrainBatch
+from tests.unit.backbone import tiny
 
 CPU = torch.device("cpu")
 F64 = torch.float64

@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.client.fake_swarm import FakeSwarm
 
 from ajet.client import SwarmClient
+from tests.unit.client.fake_swarm import FakeSwarm
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.client.fake_swarm import FakeSwarm
 
 from ajet.client import AsyncSwarmClient, StopTraining
 from ajet.copilot.job import AgentJetJob
 from ajet.schema.errors import EngineFailed, JobConflict, ServerUnreachable, TrainingFinished
 from ajet.schema.task import Task, WorkflowOutput
+from tests.unit.client.fake_swarm import FakeSwarm
 
 TASK = Task(task_id="t1")
 WON = WorkflowOutput(reward={"werewolf": 1.0})

@@ -18,7 +18,6 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.client.fake_swarm import FakeSwarm
 
 from ajet.client import AsyncSwarmClient, PeriodicDrainThreadPoolExecutor, SwarmClient
 from ajet.client import executor as executor_module
@@ -33,6 +32,7 @@ from ajet.schema.errors import (
     TrainingFinished,
 )
 from ajet.schema.task import Task, WorkflowOutput
+from tests.unit.client.fake_swarm import FakeSwarm
 
 TASK = Task(task_id="t1")
 WON = WorkflowOutput(reward=1.0)

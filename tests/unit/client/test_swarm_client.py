@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.unit.client.fake_swarm import FakeSwarm
 
 from ajet.client import StopTraining, SwarmClient
 from ajet.copilot.job import AgentJetJob
@@ -31,6 +30,7 @@ from ajet.schema.errors import (
     TrainingFinished,
 )
 from ajet.schema.task import Task, WorkflowOutput
+from tests.unit.client.fake_swarm import FakeSwarm
 
 TASK = Task(task_id="t1")
 WON = WorkflowOutput(reward=1.0)

@@ -53,7 +53,9 @@ def test_a_reply_cut_off_is_closed_as_the_template_would(renderer):
     first, history = say(traj, renderer, "a", [user("hello")], "I was cut", end=False)
     second, _ = say(traj, renderer, "a", [*history, user("go on")], "ok")
     assert second.parent == first.call_id
-    assert traj.full_ids("c1")[: -len(second.reply_ids)] == renderer.render([user("hello"), first.message, user("go on")])
+    assert traj.full_ids("c1")[: -len(second.reply_ids)] == renderer.render(
+        [user("hello"), first.message, user("go on")]
+    )
 
 
 def test_sampled_ids_survive_although_the_text_would_tokenize_otherwise(renderer):
@@ -181,7 +183,10 @@ def test_what_is_not_trained_is_counted_by_reason(renderer):
     say(traj, renderer, "a", [*history, user("more")], "okay", version=3)
     prompt, n = len(call.prompt_delta), len(call.reply_ids)
     calls = list(traj.calls.values())
-    assert build_rows("e", "t", calls, 1.0, limits=(prompt - 1, 9999, 9999)) == ([], Counter({PROMPT_TOO_LONG: n + len(calls[1].reply_ids)}))
+    assert build_rows("e", "t", calls, 1.0, limits=(prompt - 1, 9999, 9999)) == (
+        [],
+        Counter({PROMPT_TOO_LONG: n + len(calls[1].reply_ids)}),
+    )
     rows, dropped = build_rows("e", "t", calls, 1.0, limits=(prompt, n, 9999))
     assert rows[0].trained_tokens == n
     assert dropped == Counter({RESPONSE_TOO_LONG: len(calls[1].reply_ids)})

@@ -12,10 +12,9 @@ def test_the_tutorials_configuration_is_the_shipped_one():
 
 
 def test_the_game_is_importable_from_all_its_addresses():
-    from tutorial.example_werewolves.start import ExampleWerewolves as tutorial
-
     from ajet.envs.werewolves import ExampleWerewolves as lazy
     from ajet.envs.werewolves.workflow import ExampleWerewolves
+    from tutorial.example_werewolves.start import ExampleWerewolves as tutorial
 
     assert lazy is ExampleWerewolves
     assert tutorial is ExampleWerewolves

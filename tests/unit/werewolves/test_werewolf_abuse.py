@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.werewolves.fake_openai import Call, serve
-from tests.unit.werewolves.table import SEER, V1, W1
-from tests.unit.werewolves.test_werewolf_workflow import episode, legal_reply, task_of
 
 from ajet.envs.werewolves.engine import Action, Request
 from ajet.envs.werewolves.replies import MAX_REPLY, parse_reply
 from ajet.envs.werewolves.rules import Role
+from tests.unit.werewolves.fake_openai import Call, serve
+from tests.unit.werewolves.table import SEER, V1, W1
+from tests.unit.werewolves.test_werewolf_workflow import episode, legal_reply, task_of
 
 
 @pytest.mark.parametrize("kind", ["speak", "last_words", "day", "kill", "vote"])

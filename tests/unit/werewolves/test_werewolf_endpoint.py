@@ -9,10 +9,10 @@ import time
 from email.utils import formatdate
 
 import pytest
-from tests.unit.werewolves.fake_openai import Answer, Call, failure, refused_url, replies, serve
 
 from ajet.envs.werewolves.endpoint import Endpoint, Gate, gate_for, retry_after
 from ajet.schema.errors import ContextLengthExceeded, InfrastructureFault
+from tests.unit.werewolves.fake_openai import Answer, Call, failure, refused_url, replies, serve
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

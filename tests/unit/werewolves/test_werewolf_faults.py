@@ -11,6 +11,12 @@ import sys
 from collections.abc import Callable
 
 import pytest
+
+from ajet.envs.werewolves.engine import Action, Game, Request
+from ajet.envs.werewolves.full import Conversation
+from ajet.envs.werewolves.play import play_game
+from ajet.envs.werewolves.players import ModelPlayer
+from ajet.schema.errors import ConfigError, ContextLengthExceeded, InfrastructureFault
 from tests.unit.werewolves.table import (
     HUNTER,
     SEER,
@@ -27,12 +33,6 @@ from tests.unit.werewolves.table import (
     play,
     table,
 )
-
-from ajet.envs.werewolves.engine import Action, Game, Request
-from ajet.envs.werewolves.full import Conversation
-from ajet.envs.werewolves.play import play_game
-from ajet.envs.werewolves.players import ModelPlayer
-from ajet.schema.errors import ConfigError, ContextLengthExceeded, InfrastructureFault
 
 
 class Canned:

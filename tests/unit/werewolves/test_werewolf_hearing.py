@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from tests.unit.werewolves.table import HUNTER, SEER, V1, V2, V3, W1, W2, W3, WITCH, play, table
 
 from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.compact import compact_prompt
@@ -17,6 +16,7 @@ from ajet.envs.werewolves.full import Conversation, rules_text
 from ajet.envs.werewolves.replies import parse_reply
 from ajet.envs.werewolves.rules import BoardOptions, Role
 from ajet.envs.werewolves.scripted import ScriptedPlayer
+from tests.unit.werewolves.table import HUNTER, SEER, V1, V2, V3, W1, W2, W3, WITCH, play, table
 
 LANGUAGES = ("en", "zh")
 

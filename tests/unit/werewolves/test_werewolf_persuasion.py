@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.unit.werewolves.table import SEER, V1, V2, W1, W2, W3, table
 
 from ajet.envs.werewolves.baselines import play, wolf
 from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.engine import Action, Request
 from ajet.envs.werewolves.rules import Role
 from ajet.envs.werewolves.scripted import ScriptedPlayer, name
+from tests.unit.werewolves.table import SEER, V1, V2, W1, W2, W3, table
 
 
 def suspicion_after(*speeches: tuple[int, str]) -> list[float]:

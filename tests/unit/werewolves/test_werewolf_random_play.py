@@ -6,10 +6,10 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.werewolves.table import play
 
 from ajet.envs.werewolves.engine import Action, Event, Game, Request
 from ajet.envs.werewolves.rules import GODS, BoardOptions, Role, winner
+from tests.unit.werewolves.table import play
 
 BOARDS = st.builds(
     BoardOptions,

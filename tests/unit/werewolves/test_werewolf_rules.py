@@ -10,6 +10,10 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+from ajet.envs.werewolves.engine import Action, Game, Request
+from ajet.envs.werewolves.rules import NINE_PLAYERS, BoardOptions, Role, winner
+from ajet.schema.errors import ConfigError
 from tests.unit.werewolves.table import (
     HUNTER,
     SEER,
@@ -27,10 +31,6 @@ from tests.unit.werewolves.table import (
     table,
     votes,
 )
-
-from ajet.envs.werewolves.engine import Action, Game, Request
-from ajet.envs.werewolves.rules import NINE_PLAYERS, BoardOptions, Role, winner
-from ajet.schema.errors import ConfigError
 
 SIDE_WIPED, PARITY = BoardOptions(), BoardOptions(wolf_win="parity")
 

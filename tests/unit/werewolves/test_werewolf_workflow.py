@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.unit.werewolves.fake_openai import Answer, Call, Server, failure, refused_url, replies, serve
 
 import ajet.envs.werewolves.endpoint as endpoint_module
 from ajet.envs.werewolves import ExampleWerewolves
@@ -20,6 +19,7 @@ from ajet.envs.werewolves.engine import Game
 from ajet.schema.endpoint import EpisodeKey, OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import ConfigError, InfrastructureFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from tests.unit.werewolves.fake_openai import Answer, Call, Server, failure, refused_url, replies, serve
 
 TINY, BIG = "ajet-tiny-werewolves", "a-real-model"
 _NAMES = re.compile(r"Player[1-9]")

@@ -112,9 +112,7 @@ def seer(*habits: str) -> Baseline:
     return act
 
 
-def play(
-    seed: int | str, baselines: dict[Role, Baseline] | None = None, *, play_seed: int | str | None = None
-) -> Game:
+def play(seed: int | str, baselines: dict[Role, Baseline] | None = None, *, play_seed: int | str | None = None) -> Game:
     """One game in this process: roles in ``baselines`` follow them, everyone else is scripted."""
     baselines = baselines or {}
     game = Game(seed, play_seed=play_seed)

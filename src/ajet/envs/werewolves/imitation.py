@@ -70,7 +70,9 @@ def _sentence(game: Game, me: int, results: dict[int, bool], rng: random.Random)
     return f"I am the seer. {name(other)} is {'a wolf' if rng.random() < 0.5 else 'good'}.", others
 
 
-def random_action(game: Game, request: Request, results: dict[int, bool], rng: random.Random) -> tuple[Action, tuple[int, ...], tuple[int, ...]]:
+def random_action(
+    game: Game, request: Request, results: dict[int, bool], rng: random.Random
+) -> tuple[Action, tuple[int, ...], tuple[int, ...]]:
     """A random legal action; the seats its target, and the seats its sentence, were drawn from."""
     legal = request.legal
     say, said = "", ()
@@ -109,7 +111,10 @@ def reading_lesson(user: str, rng: random.Random) -> Example | None:
     body, _, _ = user.rpartition("\n")
     reply = f"name: {name(rng.choice(right))}"
     return Example(
-        Role.VILLAGER, f"{body}\nOne {'' if inside else 'not '}of {head}?", reply, (Choice(reply.index("Player"), right),)
+        Role.VILLAGER,
+        f"{body}\nOne {'' if inside else 'not '}of {head}?",
+        reply,
+        (Choice(reply.index("Player"), right),),
     )
 
 

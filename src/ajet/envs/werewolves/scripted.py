@@ -216,7 +216,9 @@ class ScriptedPlayer:
 
     def _seer_speech(self) -> str:
         fresh = [t for t in self.results if t not in self._told]
-        wolves = [t for t in fresh if self.results[t]] or [t for t, w in self.results.items() if w and self.game.alive[t]]
+        wolves = [t for t in fresh if self.results[t]] or [
+            t for t, w in self.results.items() if w and self.game.alive[t]
+        ]
         reveal = bool(wolves) or self.game.day >= 2 or bool(self.board.claimers)
         if not self.game.alive[self.seat]:
             reveal = True

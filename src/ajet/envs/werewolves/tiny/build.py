@@ -20,8 +20,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AddedToken,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+)
 
 from ajet.envs.werewolves.compact import SYSTEM
 from ajet.envs.werewolves.imitation import Example, examples
@@ -31,7 +38,13 @@ TEMPLATE = (
     "{%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-SHAPE = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 288}
+SHAPE: dict[str, Any] = {
+    "hidden_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 288,
+}
 VOCABULARY = 448
 PROMPT_WEIGHT = 0.05
 """Weight of prompt tokens in the loss; a reply token weighs 1."""
@@ -63,7 +76,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator((chat(e.user) + e.reply for e in examples(1, 400)), trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, chat_template=TEMPLATE)
-    fast.add_tokens([AddedToken(f" Player{i}", normalized=False) for i in range(1, 10)])
+    names: list[str | AddedToken] = [AddedToken(f" Player{i}", normalized=False) for i in range(1, 10)]
+    fast.add_tokens(names)
     return fast
 
 
@@ -78,7 +92,6 @@ def build_model(vocabulary: int, seed: int) -> Qwen2ForCausalLM:
         bos_token_id=None,
         eos_token_id=2,
         pad_token_id=0,
-        attn_implementation="sdpa",
         **SHAPE,
     )
     return Qwen2ForCausalLM(config).float()
