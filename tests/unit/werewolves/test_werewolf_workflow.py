@@ -206,18 +206,19 @@ async def test_temperature_is_sent_only_if_given():
 # ── the deal ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_episodes_of_a_task_share_the_deal_and_differ_in_play():
+@pytest.mark.parametrize("draws", ["common", "own"])
+async def test_episodes_of_a_task_share_the_deal_and_by_default_all_that_is_drawn(draws):
     async with serve(lambda call: "vote: nobody") as server:
-        outputs = [await episode(server.url, task_of(4), uuid=f"ep{n}") for n in range(8)]
+        outputs = [await episode(server.url, task_of(4), uuid=f"ep{n}", group_draws=draws) for n in range(8)]
     assert len({tuple(o.metadata["roles"]) for o in outputs}) == 1
-    assert len({json.dumps([o.metadata, o.log_metrics]) for o in outputs}) > 1
+    assert (len({json.dumps([o.metadata, o.log_metrics]) for o in outputs}) == 1) == (draws == "common")
 
 
-async def test_the_order_of_speech_differs_between_episodes_of_a_deal():
+async def test_the_order_of_speech_differs_between_episodes_that_draw_their_own():
     orders = set()
     for n in range(8):
         async with serve(legal_reply) as server:
-            await episode(server.url, task_of(4), uuid=f"ep{n}")
+            await episode(server.url, task_of(4), uuid=f"ep{n}", group_draws="own")
         first_day = [EpisodeKey.parse(c.key).agent for c in server.calls if "Day 1." in c.prompt]
         orders.add(tuple(first_day[:3]))
     assert len(orders) > 1
