@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.backbone.protocol import Backbone, BackboneDied, BackboneInfo
+from ajet.default_config.load import job_diff
 from ajet.default_config.schema import AjetConfig
 from ajet.pool.reasons import DropReason
 from ajet.pool.records import BatchFormed
@@ -37,7 +38,7 @@ from ajet.schema.wire import EngineState, EpisodeKind
 from ajet.server import training
 from ajet.server.events import Events, Signal
 from ajet.server.experiment import Experiment
-from ajet.server.jobs import job_diff, note_running, running_job, validated
+from ajet.server.jobs import check_machine, note_running, running_job, validated
 from ajet.server.registry import Registry
 from ajet.server.settings import ServerSettings
 from ajet.server.telemetry import Telemetry
@@ -179,7 +180,7 @@ class Engine:
         """
         config = validated(tree, self.settings.exp_dir)
         if self.job is not None and self.state not in (S.OFFLINE, S.FAILED):
-            diff = job_diff(self.job.model_dump(mode="json"), config.model_dump(mode="json"))
+            diff = job_diff(self.job, config)
             if diff:
                 raise JobConflict(
                     f"The engine is {self.state} with another job (they differ in {', '.join(list(diff)[:8])}). Use the "
@@ -205,6 +206,7 @@ class Engine:
                 raise EngineStateConflict("No job is set. Send it with PUT /swarm/v1/job first.")
             if self.state is S.STOPPING or (self._task is not None and not self._task.done()):
                 raise EngineStateConflict("The engine is stopping. Wait until it is OFFLINE, then start it.")
+            check_machine(self.job)
             self.experiment = await Experiment.open(
                 self.job, self.settings.exp_dir, events=self.events, changed=self.changed, make_store=self._make_store
             )

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from ajet.default_config.load import job_diff
 from ajet.default_config.schema import AjetConfig
 from ajet.pool import journal_read
 from ajet.pool.groups import Drop, GroupPool
@@ -24,7 +25,7 @@ from ajet.pool.records import Counted, JobSet, Record, StepDone
 from ajet.schema.errors import DiskRefused, JobConflict
 from ajet.schema.wire import EpisodeKind
 from ajet.server.events import Events, Signal
-from ajet.server.jobs import experiment_folder, job_diff
+from ajet.server.jobs import experiment_folder
 from ajet.server.metrics import MetricsFile, ZeroAdvantageWatch, line
 from ajet.server.registry import Registry
 from ajet.trajectory import ChatRenderer

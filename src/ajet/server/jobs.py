@@ -1,4 +1,4 @@
-"""Jobs: checking one, comparing two, and remembering across restarts which one runs."""
+"""Jobs: checking one against the tree and this machine, and remembering across restarts which one runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
+from ajet.default_config.load import config_from_dict, machine_problems
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import ConfigError
 
@@ -19,33 +18,24 @@ _MARK = "current.json"
 
 def validated(tree: dict[str, Any], exp_dir: Path) -> AjetConfig:
     """The configuration of a tree that came over the wire. Raises :class:`ConfigError` naming the key at fault."""
-    try:
-        config = AjetConfig.model_validate(tree)
-    except ValidationError as err:
-        problems = [{"key": ".".join(map(str, e["loc"])), "message": e["msg"]} for e in err.errors(include_url=False)]
-        raise ConfigError(
-            f"The job is not valid: {problems[0]['key']}: {problems[0]['message']}.",
-            param=problems[0]["key"],
-            details={"problems": problems},
-        ) from None
-    if config.rollout.top_p < 1:
-        raise ConfigError(
-            "rollout.top_p must be 1.0: the trainer cannot reproduce a truncated distribution.", param="rollout.top_p"
-        )
+    config = config_from_dict(tree)
     experiment_folder(config, exp_dir)
     return config
 
 
-def job_diff(running: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> dict[str, list[Any]]:
-    """Key → [running, wanted] for every leaf that differs."""
-    diff: dict[str, list[Any]] = {}
-    for key in sorted({*running, *wanted}):
-        ours, theirs = running.get(key), wanted.get(key)
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            diff.update(job_diff(ours, theirs, f"{prefix}{key}."))
-        elif ours != theirs:
-            diff[prefix + key] = [ours, theirs]
-    return diff
+def visible_gpus() -> int:
+    """GPUs this process may use, as far as can be told without loading torch."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return len([part for part in chosen.split(",") if part.strip() not in ("", "-1")])
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def check_machine(config: AjetConfig) -> None:
+    """Raises :class:`ConfigError` for what the job asks of this machine and it does not have."""
+    problems = machine_problems(config, visible_gpus())
+    if problems:
+        raise ConfigError(" ".join(problems), details={"problems": problems})
 
 
 def experiment_folder(config: AjetConfig, exp_dir: Path) -> Path:

@@ -39,7 +39,7 @@ def job(**changes: Any) -> dict[str, Any]:
             "max_model_len": 2000,
             "max_response_length_in_one_turn": 64,
         },
-        "data": {"train_batch_size": 2},
+        "data": {"train_batch_size": 2, "max_prompt_length": 1000, "max_response_length": 1000},
         "trainer_common": {"total_training_steps": 3, "save_freq": 1},
     }
     for key, value in changes.items():

@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
+from ajet.default_config.load import job_diff
 from ajet.default_config.schema import AjetConfig
 from ajet.pool.records import StepDone
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput
 from ajet.server.events import Events, Signal
-from ajet.server.jobs import experiment_folder, job_diff
+from ajet.server.jobs import experiment_folder
 from ajet.server.metrics import MetricsFile, ZeroAdvantageWatch
 from ajet.server.openapi import document
 from ajet.server.rewards import rewards_by_tag
