@@ -110,3 +110,19 @@ def test_the_command_line_shows_and_stops_an_engine(make_server, small_job, run_
     assert server.process is not None
     assert server.process.poll() is None
     script.kill()
+
+
+def test_the_demo_trains_reports_and_runs_again_under_another_name(run_script, tmp_path, small_job):
+    command = ["-m", "ajet.cli", "demo", "werewolves", "--config", str(small_job(2)), "--eval-games", "6"]
+    for seed in ("0", "1"):
+        output, _ = (demo := run_script(*command, "--seed", seed, cwd=tmp_path)).communicate(timeout=200)
+        assert demo.returncode == 0, output
+        folder = tmp_path / "saved_experiments" / f"werewolves-werewolf-seer-seed{seed}"
+        summary = json.loads((folder / "summary.json").read_text())
+        assert [row["step"] for row in summary["train"]] == [1, 2]
+        assert all(row["games"] == 8 and row["win_rate"] for row in summary["train"])
+        assert {role: r["games"] for role, r in summary["eval"]["final"].items()} == {"werewolf": 6, "seer": 6}
+        assert summary["sampled_tokens"] >= summary["trained_tokens"] > 0
+        assert (folder / "win_rate.png").exists()
+        assert (folder / "checkpoints" / "step_000002" / "model.safetensors").exists()
+        assert "Held-out deals" in output

@@ -62,6 +62,8 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     job = AgentJetJob(base_yaml_config=str(config or config_path()), experiment_name=name, total_training_steps=steps)
     job.config.trainer_common.seed = seed
+    job.config.experiment_dir = str(exp_dir.resolve())
+    # The server's own folder is the run's too: a run never resumes another run's job.
     job_file = folder / "demo_job.yaml"
     if job_file.exists():
         console.print(f"continuing the unfinished run in {folder}")
@@ -73,7 +75,7 @@ def run(
     with ExitStack() as stack:
         server = _child(
             stack,
-            [sys.executable, "-m", "ajet.cli", "start", "--swarm-port", str(port), "--exp-dir", str(exp_dir)],
+            [sys.executable, "-m", "ajet.cli", "start", "--swarm-port", str(port), "--exp-dir", str(folder / "server")],
             folder / "demo_server.log",
         )
         client = _child(
