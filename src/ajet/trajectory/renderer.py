@@ -48,23 +48,27 @@ class StreamDecoder:
     def __init__(self, renderer: ChatRenderer) -> None:
         self._renderer = renderer
         self._ids: list[int] = []
-        self._sent = 0
+        self._context, self._read = 0, 0
+        """Text of ids before ``_read`` was handed out; those from ``_context`` on are decoded again, as context."""
 
     def push(self, ids: Sequence[int]) -> str:
-        """Add sampled ids; return the text that has become final."""
+        """Add sampled ids; return the text that has become final. Costs what is new, not what is old."""
         self._ids.extend(ids)
-        text = self._renderer.decode(self._ids)
-        end = len(text)
-        while end > self._sent and text[end - 1] == "\ufffd":
-            end -= 1
-        piece, self._sent = text[self._sent : end], max(self._sent, end)
+        piece = self._piece()
+        if not piece or piece.endswith("\ufffd"):
+            return ""
+        self._context, self._read = self._read, len(self._ids)
         return piece
 
     def flush(self) -> str:
         """What is left at the end, incomplete characters included."""
-        text = self._renderer.decode(self._ids)
-        piece, self._sent = text[self._sent :], len(text)
+        piece = self._piece()
+        self._context = self._read = len(self._ids)
         return piece
+
+    def _piece(self) -> str:
+        known = self._renderer.decode(self._ids[self._context : self._read])
+        return self._renderer.decode(self._ids[self._context :])[len(known) :]
 
 
 class ChatRenderer:
