@@ -221,12 +221,8 @@ class Engine:
             return self.state
 
     async def stop(self, *, resume_later: bool = False) -> EngineState:
-        """Finish the current update, save, and go OFFLINE.
-
-        Args:
-            resume_later: the next server start goes on by itself (unless training is finished).
-        """
-        if not resume_later or self.state is S.FINISHED:
+        """Finish the current update, save, and go OFFLINE. ``resume_later``: the next server start goes on by itself."""
+        if not resume_later:
             self._mark_running(False)
         if self.state is S.FAILED:
             self._set(S.OFFLINE)

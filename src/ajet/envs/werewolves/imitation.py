@@ -1,8 +1,8 @@
 """Random legal play as examples for a warm start: prompts, replies, and what else would have been as legal.
 
 The policy here has no strategy: targets are uniform over whom the rules allow (a wolf's victim may be a teammate or the
-wolf itself), sentences are drawn from a fixed mix. One exception, stated because it matters: a share of a seer's claims report a check it really made
-(:data:`TRUTHFUL`); without it the seer was not found to discover claiming.
+wolf itself), sentences are drawn from a fixed mix. One exception, stated because it matters: a share of a seer's
+statements report a check it really made (:data:`TRUTHFUL`); without it the seer was not found to discover claiming.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ajet.envs.werewolves.engine import Action, Game, Request
 from ajet.envs.werewolves.rules import Role
 from ajet.envs.werewolves.scripted import ScriptedPlayer, name
 
-TRUTHFUL = 0.6
-"""Share of a seer's claims that report a real check, where there is one."""
+TRUTHFUL = 0.35
+"""Share of a seer's statements that report a check it really made, where one of a living player exists."""
 
 READING = 0.5
 """Reading lessons per imitated call: "One of Team?" about the same state, answered with any name under that heading (or,
 "One not of Team?", under another). They teach to tell the headings apart and say nothing about whom to choose."""
 
 LIVE = (
-    (Role.WEREWOLF,), (Role.WEREWOLF,), (Role.WEREWOLF,), (Role.SEER,), (Role.SEER,), (Role.SEER,), (Role.SEER,),
+    *[(Role.WEREWOLF,)] * 3, *[(Role.SEER,)] * 7,
     (Role.WITCH, Role.HUNTER, Role.VILLAGER), (Role.WEREWOLF, Role.SEER),
 )  # fmt: skip
 """Which roles play at random in a game; the others are scripted. Drawn uniformly."""
@@ -53,6 +53,10 @@ def _sentence(game: Game, me: int, results: dict[int, bool], rng: random.Random)
     """A sentence, and the seats that could stand in it as well (empty: nothing to choose)."""
     others = game.living(me)
     other = rng.choice(others or (me,))
+    living = [i for i in results if game.alive[i]]
+    if living and rng.random() < TRUTHFUL:
+        target = rng.choice(living)
+        return f"I am the seer. {name(target)} is {'a wolf' if results[target] else 'good'}.", tuple(living)
     x = rng.random()
     if x < 0.2:
         return "I have no idea.", ()
@@ -62,11 +66,6 @@ def _sentence(game: Game, me: int, results: dict[int, bool], rng: random.Random)
         return f"I trust {name(other)}.", others
     if x < 0.75:
         return "I am a villager.", ()
-    living = [i for i in results if game.alive[i]]
-    if living and rng.random() < TRUTHFUL:
-        target = rng.choice(living)
-        same = tuple(living)
-        return f"I am the seer. {name(target)} is {'a wolf' if results[target] else 'good'}.", same
     return f"I am the seer. {name(other)} is {'a wolf' if rng.random() < 0.5 else 'good'}.", others
 
 
