@@ -126,3 +126,24 @@ def test_the_demo_trains_reports_and_runs_again_under_another_name(run_script, t
         assert (folder / "win_rate.png").exists()
         assert (folder / "checkpoints" / "step_000002" / "model.safetensors").exists()
         assert "Held-out deals" in output
+
+
+def test_opposed_roles_live_in_one_game_are_followed_by_small_evaluations(run_script, tmp_path, small_job):
+    command = [
+        "-m",
+        "ajet.cli",
+        "demo",
+        "werewolves",
+        "--config",
+        str(small_job(12)),
+        "--eval-games",
+        "4",
+        "--live",
+        "both",
+    ]
+    output, _ = (demo := run_script(*command, cwd=tmp_path)).communicate(timeout=300)
+    assert demo.returncode == 0, output
+    summary = json.loads(next(tmp_path.glob("saved_experiments/*/summary.json")).read_text())
+    assert set(summary["train"][0]["win_rate"]) == {"werewolf", "seer"}
+    assert summary["curve"]
+    assert all(set(point["wins"]) == {"werewolf", "seer"} for point in summary["curve"])

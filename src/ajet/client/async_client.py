@@ -91,8 +91,9 @@ class AsyncSwarmClient:
         await self._run(self._operations.stop())
         await self.wait_until(EngineState.OFFLINE)
 
-    async def get_status(self) -> dict[str, Any]:
-        return await self._run(self._operations.status())
+    async def get_status(self, *, wait_step: int | None = None, wait_s: float = 0.0) -> dict[str, Any]:
+        ended = (EngineState.FINISHED, EngineState.FAILED) if wait_step is not None else ()
+        return await self._run(self._operations.status(wait_states=ended, wait_step=wait_step, wait_s=wait_s))
 
     async def get_engine_status(self) -> EngineState:
         return EngineState((await self.get_status())["state"])

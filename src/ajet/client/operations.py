@@ -172,11 +172,15 @@ class Operations:
 
     # ── job and engine ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def status(self, *, wait_states: Iterable[EngineState] = (), wait_s: float = 0.0) -> Operation[dict[str, Any]]:
+    def status(
+        self, *, wait_states: Iterable[EngineState] = (), wait_step: int | None = None, wait_s: float = 0.0
+    ) -> Operation[dict[str, Any]]:
         params = {}
         wanted = ",".join(wait_states)
         if wanted and wait_s > 0:
             params = {"wait_state": wanted, "wait_s": f"{wait_s:g}"}
+        if wait_step is not None and wait_s > 0:
+            params |= {"wait_step": str(wait_step), "wait_s": f"{wait_s:g}"}
         reply = yield from self.request(Call("GET", f"{API}/status", params=params, wait_s=wait_s))
         return read(Status, reply.body).model_dump(mode="json")
 

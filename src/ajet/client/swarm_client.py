@@ -147,9 +147,14 @@ class SwarmClient:
         self._run(self._operations.stop())
         self.wait_until(EngineState.OFFLINE)
 
-    def get_status(self) -> dict[str, Any]:
-        """Everything the server says about itself (:class:`ajet.schema.wire.Status`)."""
-        return self._run(self._operations.status())
+    def get_status(self, *, wait_step: int | None = None, wait_s: float = 0.0) -> dict[str, Any]:
+        """Everything the server says about itself (:class:`ajet.schema.wire.Status`).
+
+        Args:
+            wait_step: answer when this step is reached or training has ended, at the latest after ``wait_s`` seconds.
+        """
+        ended = (EngineState.FINISHED, EngineState.FAILED) if wait_step is not None else ()
+        return self._run(self._operations.status(wait_states=ended, wait_step=wait_step, wait_s=wait_s))
 
     def get_engine_status(self) -> EngineState:
         """The engine's state; compares and prints as its name."""

@@ -26,6 +26,12 @@ from ajet.utils.thread_executors import PeriodicDrainThreadPoolExecutor
 STARTED = "demo_training_started"
 """File with the time at which training began, Unix seconds."""
 
+CURVE = "curve.jsonl"
+CURVE_EVERY = 5
+"""Steps between two points of the curve."""
+CURVE_DEALS, CURVE_FIRST = 100, 10_000
+"""Deals of a point, and the first of them: other deals than those of the evaluation."""
+
 _lock = threading.Lock()
 
 
@@ -53,6 +59,31 @@ def evaluate(client: SwarmClient, roles: list[str], folder: Path, which: str, ga
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps({"seconds": time.monotonic() - started, "results": result}))
     temporary.replace(path)
+
+
+def opposed(targets: list[str]) -> bool:
+    """Whether the targets play against each other."""
+    return "werewolf" in targets and len(targets) > 1
+
+
+def follow_curve(client: SwarmClient, targets: list[str], folder: Path, total: int, stop: threading.Event) -> None:
+    """Every few steps, play some held-out deals of each role against scripted players: ``curve.jsonl``.
+
+    For runs in which both sides are live in one game: there the training win rate cannot show progress.
+    """
+    path = folder / CURVE
+    done = [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+    for step in range(CURVE_EVERY, total, CURVE_EVERY):
+        if done and step <= done[-1]:
+            continue
+        status = client.get_status(wait_step=step, wait_s=30)
+        while status["step"] < step:
+            if stop.is_set() or status["state"] in ("FINISHED", "FAILED", "OFFLINE"):
+                return
+            status = client.get_status(wait_step=step, wait_s=30)
+        wins = {r: sum(play_deals(client, r, CURVE_DEALS, max_parallel=16, first_deal=CURVE_FIRST)) for r in targets}
+        with path.open("a") as file:
+            file.write(json.dumps({"step": status["step"], "wins": wins, "games": CURVE_DEALS}) + "\n")
 
 
 def train(
@@ -98,7 +129,16 @@ def main(argv: list[str] | None = None) -> int:
     started = args.folder / STARTED
     if not started.exists():
         started.write_text(f"{time.time():.3f}\n")
+    stop = threading.Event()
+    curve: threading.Thread | None = None
+    if args.live == "both" and opposed(targets) and args.eval_games:
+        total = job.config.trainer_common.total_training_steps
+        curve = threading.Thread(target=follow_curve, args=(client, targets, args.folder, total, stop), daemon=True)
+        curve.start()
     train(client, job, targets, args.live, args.seed)
+    if curve is not None:
+        stop.set()
+        curve.join()
     if args.eval_games:
         evaluate(client, targets, args.folder, "final", args.eval_games, job.max_env_worker)
     say(phase="done")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from ajet.demo.evaluation import paired_difference
+from ajet.demo.player import CURVE
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -43,6 +45,8 @@ def build_summary(
         }
         for row in history
     ]
+    path = folder / CURVE
+    curve = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     evaluation: dict[str, Any] = {}
     for which in ("initial", "final"):
         results = _load(folder / f"eval_{which}.json").get("results", {})
@@ -52,6 +56,7 @@ def build_summary(
         "steps": len(train),
         "trainable_targets": targets,
         "train": train,
+        "curve": curve,
         "eval": evaluation,
         "paired": {role: vars(d) for role, d in paired(folder).items()},
         "wall_seconds": round(wall_seconds, 1),
@@ -120,14 +125,19 @@ def draw_curve(summary: dict[str, Any], path: Path) -> Path | None:
         zip(summary["trainable_targets"], ["#b3372f", "#2f6db3", "#3c8c4a", "#8a5fb0", "#b08a2f"], strict=False)
     )
     for role, colour in colours.items():
+        label = f"{role} side, training (mean of 5 steps)"
         points = [(row["step"], row["win_rate"][role]) for row in summary["train"] if role in row["win_rate"]]
+        if summary["curve"]:
+            label = f"{role} side against scripted players"
+            points = [(row["step"], row["wins"][role] / row["games"]) for row in summary["curve"]]
         if not points:
             continue
         xs, ys = zip(*points, strict=True)
         axes.plot(xs, ys, color=colour, alpha=0.35, linewidth=1)
-        smooth = [sum(ys[max(0, i - 4) : i + 1]) / len(ys[max(0, i - 4) : i + 1]) for i in range(len(ys))]
-        axes.plot(xs, smooth, color=colour, linewidth=2, label=f"{role} side, training (mean of 5 steps)")
-        for which, x in (("initial", 0), ("final", xs[-1])):
+        window = 1 if summary["curve"] else 5
+        smooth = [mean(ys[max(0, i + 1 - window) : i + 1]) for i in range(len(ys))]
+        axes.plot(xs, smooth, color=colour, linewidth=2, label=label)
+        for which, x in (("initial", 0), ("final", summary["steps"])):
             result = summary["eval"].get(which, {}).get(role)
             if result:
                 p, n = result["wins"] / result["games"], result["games"]

@@ -59,6 +59,13 @@ def test_the_summary_has_what_the_readme_promises(tmp_path: Path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_curve_of_evaluations_takes_the_place_of_the_training_win_rate(tmp_path: Path):
+    (tmp_path / "curve.jsonl").write_text(json.dumps({"step": 2, "wins": {"werewolf": 40.0}, "games": 100}) + "\n")
+    summary = build_summary(tmp_path, history(3), seed=0, targets=["werewolf"], wall_seconds=1.0, drops={})
+    assert summary["curve"] == [{"step": 2, "wins": {"werewolf": 40.0}, "games": 100}]
+    assert draw_curve(summary, tmp_path / "curve.png") is not None
+
+
 def test_a_finished_run_is_never_overwritten_and_an_unfinished_one_is_continued(tmp_path: Path):
     assert werewolves._experiment_name(tmp_path, "run", fresh=False) == "run"
     (tmp_path / "run").mkdir()
