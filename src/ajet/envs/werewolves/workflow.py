@@ -45,10 +45,10 @@ class ExampleWerewolves(Workflow):
         prompt_style: ``compact`` for models that were taught it, ``full`` for real ones; ``auto`` goes by the name.
         live: with targets on both sides: ``alternate`` lets the wolves be live in even deals and the good targets in
             odd ones, the other side scripted (a group always the same); ``both`` plays them against each other, each
-            credited for its own result. ``alternate`` is the default: it showed the clearer signal.
+            credited for its own result. ``alternate`` is the default: it is the one that was measured (docs/werewolves.md).
         group_draws: what the episodes of a group share beside the deal. ``common``: all that is drawn (ties, speech
             order, the scripted players' hunches), so that rewards within a group differ by what the policy did and by
-            little else; ``own``: each episode draws anew. ``common`` learned faster where both were tried.
+            little else; ``own``: each episode draws anew.
         temperature: of the policy's calls; left out, the job's.
         opponents: strength of scripted players.
         format_penalty: largest loss of reward for replies that could not be used.
