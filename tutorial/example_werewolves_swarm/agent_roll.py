@@ -3,8 +3,8 @@
     ajet-swarm start                                              # in one shell
     python tutorial/example_werewolves_swarm/agent_roll.py        # in another, on any machine
 
-It runs on a laptop with the model that ships inside AgentJet. `--config werewolves_7b.yaml` and a server on eight
-GPUs train a 7B model with the same script.
+It runs on a laptop with the model that ships inside AgentJet. `--config` with the path of `werewolves_7b.yaml`, and a
+server on eight GPUs, train a 7B model with the same script.
 """
 
 import argparse

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from ajet.client import SwarmClient
 from ajet.envs.werewolves.workflow import ExampleWerewolves
-from ajet.schema.errors import AjetError, InfrastructureFault, TrainingFinished
+from ajet.schema.errors import AjetError
 from ajet.schema.task import Task, WorkflowTask
 
 MAX_TRIES = 4
@@ -57,30 +57,28 @@ def play_deals(
         AjetError: a deal could not be played in :data:`MAX_TRIES` tries.
     """
     workflow = ExampleWerewolves(trainable_targets=[role], temperature=1.0)
-    done = 0
 
     def one(deal: int) -> float:
-        nonlocal done
         task = Task(task_id=f"eval-{role}-{deal}", metadata={"split": "eval", "random_number": deal, "paired": True})
-        for attempt in range(1, MAX_TRIES + 1):
-            episode, api = client.begin_episode(episode_type="eval", task=task)
+        for tries_left in reversed(range(MAX_TRIES)):
             try:
-                output = asyncio.run(workflow.execute(WorkflowTask(task=task, episode_uuid=episode), api))
-                client.end_episode(task, episode, output)
-            except TrainingFinished:
-                raise
+                with client.episode(task, episode_type="eval") as episode:  # aborts by itself what raises
+                    play = workflow.execute(WorkflowTask(task=task, episode_uuid=episode.episode_uuid), episode.api)
+                    output = asyncio.run(play)
+                    episode.end(output)
+                return float(bool(output.is_success))
             except AjetError as error:
-                client.abort_episode(episode, reason=f"evaluation: {error}")
-                if attempt == MAX_TRIES or not (error.retryable or isinstance(error, InfrastructureFault)):
+                if not (tries_left and error.retryable):
                     raise
-                continue
-            except BaseException as error:
-                client.abort_episode(episode, reason=f"evaluation: {error!r}")
-                raise
-            done += 1
-            on_game(done)
-            return float(bool(output.is_success))
-        raise AssertionError("unreachable")
+        raise AssertionError("the last try returns or raises")
 
     with ThreadPoolExecutor(max_parallel, thread_name_prefix="eval") as pool:
-        return list(pool.map(one, range(first_deal, first_deal + games)))
+        plays = [pool.submit(one, deal) for deal in range(first_deal, first_deal + games)]
+        try:
+            for done, play in enumerate(as_completed(plays), start=1):
+                play.result()
+                on_game(done)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # one deal that cannot be played voids the evaluation
+            raise
+    return [play.result() for play in plays]

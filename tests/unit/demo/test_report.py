@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,10 +78,3 @@ def test_a_finished_run_is_never_overwritten_and_an_unfinished_one_is_continued(
 def test_unknown_roles_are_refused_with_the_known_ones(roles, tmp_path: Path):
     with pytest.raises(ConfigError, match="werewolf, seer, witch, hunter, villager"):
         werewolves.run(trainable=roles, exp_dir=tmp_path)
-
-
-def test_the_tutorial_and_the_demo_run_the_same_job():
-    root = Path(__file__).parents[3]
-    ours = yaml.safe_load(werewolves.config_path().read_text())
-    theirs = yaml.safe_load((root / "tutorial/example_werewolves_swarm/werewolves.yaml").read_text())
-    assert ours == theirs

@@ -53,16 +53,13 @@ class Board:
         self.hunters: set[int] = set()
         self.silences: Counter[int] = Counter()
         self.votes: list[tuple[int, dict[int, int | None]]] = []
-        self.version = 0
         self.last_speeches = 0
 
     def refresh(self) -> Board:
         """Read the public events that came since."""
         for event in self.game.public[self._read :]:
             self._take(event)
-        if self._read != len(self.game.public):
-            self._read = len(self.game.public)
-            self.version += 1
+        self._read = len(self.game.public)
         return self
 
     def _take(self, event: Event) -> None:
