@@ -130,6 +130,8 @@ def pack_call(call: Call) -> bytes:
             call.branch,
             call.created,
             call.message,
+            call.request,
+            call.choice,
         )
     )
 
@@ -151,7 +153,9 @@ def unpack_call(blob: bytes) -> Call:
         branch,
         created,
         message,
+        *rest,
     ) = msgpack.unpackb(blob)
+    request, choice = rest or ("", 0)
     reply_ids = _ints(reply)
     return Call(
         call_id=call_id,
@@ -168,6 +172,8 @@ def unpack_call(blob: bytes) -> Call:
         branch=branch,
         created=created,
         message=message,
+        request=request,
+        choice=choice,
     )
 
 

@@ -16,12 +16,13 @@ from typing import Any
 from ajet.backbone.protocol import BackboneDied, Chunk, Sampling
 from ajet.pool.records import CallRecorded
 from ajet.schema.endpoint import EpisodeKey
-from ajet.schema.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest, RateLimited
+from ajet.schema.errors import AjetError, ContextLengthExceeded, EngineUnavailable, InvalidRequest, RateLimited
+from ajet.server.answers import Identity
 from ajet.server.chat_request import ChatRequest, check_sampling
 from ajet.server.engine import Engine
 from ajet.server.episode import OpenEpisode
 from ajet.server.experiment import Experiment
-from ajet.trajectory import ChatRenderer, Prepared
+from ajet.trajectory import Call, ChatRenderer, Prepared
 
 OnText = Callable[[int, str, list[dict[str, Any]] | None], None]
 """Called with (choice index, text that is final, its log-probs) while a reply is sampled."""
@@ -72,9 +73,14 @@ class Answered:
 
 
 async def answer(
-    engine: Engine, key: EpisodeKey, body: dict[str, Any], request: ChatRequest, on_text: OnText | None = None
+    engine: Engine,
+    key: EpisodeKey,
+    body: dict[str, Any],
+    request: ChatRequest,
+    identity: Identity,
+    on_text: OnText | None = None,
 ) -> Answered:
-    """Serve one request.
+    """Serve one request; a repeat of an answered one gets that answer (see :mod:`ajet.server.answers`).
 
     Raises:
         EpisodeGone, NotFound: the episode is not open. InvalidRequest and its kin: the request is at fault.
@@ -92,8 +98,18 @@ async def answer(
     engine.telemetry.in_flight += 1
     registry.leases.enter(episode.id, registry.now())
     episode.in_flight.add(task)
+    place: asyncio.Future[None] | None = None
     try:
-        return await _serve(engine, episode, key, request, on_text)
+        if request.frozen:
+            return await _serve(engine, episode, key, request, identity, on_text)
+        place = await episode.answers.turn(key.agent, identity)
+        known = episode.answers.known(key.agent, identity)
+        if known is not None:
+            return _repeat(engine, episode, known, on_text)
+        return await _serve(engine, episode, key, request, identity, on_text)
+    except AjetError:
+        episode.answers.failed(key.agent, identity)
+        raise
     except asyncio.CancelledError:
         # The episode ended, or the engine stopped, under the call; else the client went away.
         episode.check_open()
@@ -103,13 +119,19 @@ async def answer(
             ) from None
         raise
     finally:
+        episode.answers.leave(key.agent, identity, place)
         episode.in_flight.discard(task)
         registry.leases.leave(episode.id, registry.now())
         engine.telemetry.in_flight -= 1
 
 
 async def _serve(
-    engine: Engine, episode: OpenEpisode, key: EpisodeKey, request: ChatRequest, on_text: OnText | None
+    engine: Engine,
+    episode: OpenEpisode,
+    key: EpisodeKey,
+    request: ChatRequest,
+    identity: Identity,
+    on_text: OnText | None,
 ) -> Answered:
     experiment, _ = await engine.wait_backbone(engine.settings.limits.chat_wait_s)
     renderer = experiment.renderer
@@ -140,11 +162,26 @@ async def _serve(
             engine.telemetry.count("malformed_tool_calls")
     call_id = episode.new_call_id()
     if prepared is not None:
-        await _record(experiment, episode, prepared, replies, sampling.temperature, call_id, created)
+        await _record(experiment, episode, prepared, replies, sampling.temperature, call_id, created, identity.name)
         episode.tags.setdefault(key.agent, key.tag)
     done = Answered(call_id, int(created), replies, len(ids))
     engine.telemetry.call(len(ids), done.completion_tokens)
     return done
+
+
+def _repeat(engine: Engine, episode: OpenEpisode, calls: list[Call], on_text: OnText | None) -> Answered:
+    """The answer on record, once more. Alternatives to its tokens (``top_logprobs``) are not kept."""
+    engine.telemetry.count("chat_repeats")
+    replies = []
+    for call in calls:
+        tools = call.finish_reason == "stop" and bool(call.message.get("tool_calls"))
+        reply = Reply(call.choice, call.reply_ids, call.logprobs, call.versions, message=call.message)
+        reply.finish_reason = "tool_calls" if tools else call.finish_reason
+        replies.append(reply)
+        if on_text is not None and call.message.get("content") and not tools:
+            on_text(call.choice, call.message["content"], None)
+    prompt = len(episode.trajectory.full_ids(calls[0].call_id)) - len(calls[0].reply_ids)
+    return Answered(calls[0].call_id, int(calls[0].created), replies, prompt)
 
 
 def _sampling(experiment: Experiment, episode: OpenEpisode, request: ChatRequest, prompt_tokens: int) -> Sampling:
@@ -336,6 +373,7 @@ async def _record(
     temperature: float,
     call_id: str,
     created: float,
+    request: str,
 ) -> None:
     """Put the replies on their timeline and on record, as one atom."""
     calls = []
@@ -351,6 +389,8 @@ async def _record(
                 finish_reason="length" if reply.finish_reason == "length" else "stop",
                 message=reply.message,
                 created=created,
+                request=request,
+                choice=i,
             )
         )
     written = experiment.journal.append(*(CallRecorded(episode.n, call) for call in calls))
@@ -358,18 +398,21 @@ async def _record(
         await asyncio.shield(written)
     except asyncio.CancelledError:
         # The client is gone, but the record is on its way: it stays, and memory agrees with it.
-        written.add_done_callback(lambda done: _forget_refused(episode, calls, done))
+        written.add_done_callback(lambda done: _settle_record(episode, calls, done))
         raise
     except Exception:
         for call in calls:
             episode.forget(call)
         raise
+    episode.answers.add(calls)
 
 
-def _forget_refused(episode: OpenEpisode, calls: list[Any], done: asyncio.Future[None]) -> None:
+def _settle_record(episode: OpenEpisode, calls: list[Call], done: asyncio.Future[None]) -> None:
     if done.cancelled() or done.exception() is not None:
         for call in calls:
             episode.forget(call)
+    else:
+        episode.answers.add(calls)
 
 
 def logprob_entries(renderer: ChatRenderer, reply: Reply, start: int = 0) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from ajet.pool.leases import Lease
 from ajet.pool.records import LeaseOpened
 from ajet.schema.errors import EpisodeGone
 from ajet.schema.wire import EndAnswer
+from ajet.server.answers import Answers
 from ajet.trajectory import Call, ChatRenderer, EpisodeTrajectory
 
 
@@ -18,6 +19,7 @@ class OpenEpisode:
 
     Attributes:
         ending: set once an end or abort is being written; from then on no call is recorded.
+        answers: what has been answered, so that a repeated request gets it again.
         gone: why it is over, for requests that were in flight.
     """
 
@@ -31,6 +33,7 @@ class OpenEpisode:
     ending_request: str | None = None
     gone: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    answers: Answers = field(default_factory=Answers)
 
     @property
     def id(self) -> str:
@@ -57,6 +60,7 @@ class OpenEpisode:
 
     def forget(self, call: Call) -> None:
         """Take a call back that the journal refused: nothing may extend what is not on record."""
+        self.answers.forget(call)
         kept = [c for c in self.trajectory.calls.values() if c.call_id != call.call_id]
         self.trajectory = EpisodeTrajectory(self.renderer)
         for other in kept:
@@ -65,6 +69,7 @@ class OpenEpisode:
     def restore(self, calls: list[Call]) -> None:
         for call in calls:
             self.trajectory.restore(call)
+            self.answers.add([call])
             self.tags[call.agent] = call.tag
             self.next_call = max(self.next_call, int(call.call_id.rpartition("-")[2]))
 

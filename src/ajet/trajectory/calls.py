@@ -28,6 +28,8 @@ class Call:
             ``continues`` where it is).
         created: Unix seconds.
         message: the assistant message as answered.
+        request: identity of the chat request, by which a repeat of it is known; empty in old journals.
+        choice: its place among the replies to that request (``n`` > 1).
     """
 
     call_id: str
@@ -44,6 +46,8 @@ class Call:
     branch: str
     created: float
     message: dict[str, Any] = field(default_factory=dict)
+    request: str = ""
+    choice: int = 0
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)

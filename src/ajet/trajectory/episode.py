@@ -143,6 +143,8 @@ class EpisodeTrajectory:
         finish_reason: str,
         message: Message,
         created: float,
+        request: str = "",
+        choice: int = 0,
     ) -> Call:
         """Add a sampled reply; later requests may extend it from now on."""
         call = Call(
@@ -160,6 +162,8 @@ class EpisodeTrajectory:
             branch=prepared.branch,
             created=created,
             message=message,
+            request=request,
+            choice=choice,
         )
         self._full[call_id] = prepared.ids + call.reply_ids
         self._add(call, prepared)

@@ -12,6 +12,7 @@ import orjson
 from ajet.schema.endpoint import EpisodeKey
 from ajet.schema.errors import AjetError, EngineUnavailable, InvalidRequest, TooLarge, error_body
 from ajet.server import chat
+from ajet.server.answers import Identity, identify
 from ajet.server.auth import Keys, bearer
 from ajet.server.chat_request import ChatRequest, parse_chat
 from ajet.server.engine import Engine
@@ -35,10 +36,15 @@ class ChatEndpoint:
         try:
             headers = scope["headers"]
             token, size = None, 0
+            repeat_key = retry_count = None
             for name, value in headers:
                 size += len(name) + len(value)
                 if name == b"authorization":
                     token = bearer(value.decode("latin-1"))
+                elif name == b"idempotency-key":
+                    repeat_key = value.decode("latin-1")
+                elif name == b"x-stainless-retry-count":
+                    retry_count = value.decode("latin-1")
             if size > self._limits.header_bytes:
                 raise TooLarge(f"The headers have {size} bytes; at most {self._limits.header_bytes} are accepted.")
             key = self._keys.check_episode_key(token)
@@ -48,10 +54,12 @@ class ChatEndpoint:
             except orjson.JSONDecodeError as err:
                 raise InvalidRequest(f"The body is not JSON: {err}") from None
             request = parse_chat(body, self._limits)
+            identity = identify(raw, repeat_key, retry_count)
             if request.stream:
-                await self._stream(key, body, request, receive, send)
+                await self._stream(key, body, request, identity, receive, send)
                 return
-            status, answer, out = 200, await self._whole(key, body, request, receive), list(JSON_HEADERS)
+            answer = await self._whole(key, body, request, identity, receive)
+            status, out = 200, list(JSON_HEADERS)
         except AjetError as err:
             status, answer, out = error_parts(err)
             self._engine.telemetry.count(f"chat_errors/{err.code}")
@@ -66,12 +74,14 @@ class ChatEndpoint:
         await send({"type": "http.response.start", "status": status, "headers": out})
         await send({"type": "http.response.body", "body": answer})
 
-    async def _whole(self, key: EpisodeKey, body: dict[str, Any], request: ChatRequest, receive: Receive) -> bytes:
+    async def _whole(
+        self, key: EpisodeKey, body: dict[str, Any], request: ChatRequest, identity: Identity, receive: Receive
+    ) -> bytes:
         task = asyncio.current_task()
         assert task is not None
         watch = _Watch(receive, task)
         try:
-            answered = await chat.answer(self._engine, key, body, request)
+            answered = await chat.answer(self._engine, key, body, request, identity)
         except asyncio.CancelledError:
             if watch.gone:
                 raise Disconnected from None
@@ -108,12 +118,20 @@ class ChatEndpoint:
         return experiment.renderer
 
     async def _stream(
-        self, key: EpisodeKey, body: dict[str, Any], request: ChatRequest, receive: Receive, send: Send
+        self,
+        key: EpisodeKey,
+        body: dict[str, Any],
+        request: ChatRequest,
+        identity: Identity,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Server-sent events. Headers go out with the first text, so that an early error keeps its status."""
         pieces: asyncio.Queue[tuple[int, str, list[dict[str, Any]] | None] | None] = asyncio.Queue()
         work = asyncio.create_task(
-            chat.answer(self._engine, key, body, request, lambda i, text, probs: pieces.put_nowait((i, text, probs)))
+            chat.answer(
+                self._engine, key, body, request, identity, lambda i, text, probs: pieces.put_nowait((i, text, probs))
+            )
         )
         work.add_done_callback(lambda _: pieces.put_nowait(None))
         watch = _Watch(receive, work)
