@@ -111,10 +111,11 @@ class Engine:
         registry = self.experiment.registry if self.experiment else None
         if registry is not None:
             if state is S.FINISHED:
-                registry.refuse_waiting(("train",), self.finished_error)
+                registry.admission.refuse_waiting(("train",), self.finished_error)
             if state is S.FAILED:
-                registry.refuse_waiting(("train", "eval"), lambda: EngineFailed(f"The engine failed: {self.failure}"))
-            registry.pump()
+                failed = EngineFailed(f"The engine failed: {self.failure}")
+                registry.admission.refuse_waiting(("train", "eval"), lambda: failed)
+            registry.admission.pump()
         self.changed.fire()
 
     def warn(self, message: str) -> None:

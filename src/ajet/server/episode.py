@@ -74,8 +74,9 @@ class OpenEpisode:
             self.next_call = max(self.next_call, int(call.call_id.rpartition("-")[2]))
 
     def close(self, why: str) -> None:
-        """No more calls; those in flight are cancelled and answered with ``why``."""
+        """No more calls; those in flight are cancelled and answered with ``why``. The journal has the calls now."""
         self.gone = why
+        self.trajectory, self.answers = EpisodeTrajectory(self.renderer), Answers()
         for task in list(self.in_flight):
             task.cancel()
 

@@ -24,6 +24,7 @@ from ajet.pool.leases import LeaseBook
 from ajet.pool.records import Counted, JobSet, Record, StepDone
 from ajet.schema.errors import DiskRefused, JobConflict
 from ajet.schema.wire import EpisodeKind
+from ajet.server.admission import Admission
 from ajet.server.events import Events, Signal
 from ajet.server.jobs import experiment_folder
 from ajet.server.metrics import MetricsFile, ZeroAdvantageWatch, line
@@ -150,14 +151,15 @@ class Experiment:
             max_policy_lag=config.swarm.max_policy_lag,
             group_deadline_s=config.swarm.group_deadline_s,
         )
+        leases = LeaseBook(config.rollout.max_env_worker, config.swarm.max_episode_age_s)
         registry = Registry(
             path=self.journal.path,
             journal=self.journal,
-            leases=LeaseBook(config.rollout.max_env_worker, config.swarm.max_episode_age_s),
+            leases=leases,
             pool=self.pool,
             renderer=renderer,
             events=self.events,
-            may_grant=may_grant,
+            admission=Admission(self.journal, leases, renderer, may_grant, version),
             training_over=lambda: self.over,
             version=version,
             changed=self.changed,

@@ -1,4 +1,6 @@
-"""The episodes of one running experiment: begin, end, abort, expire.
+"""The episodes of one running experiment: what is open, and how it ends (result, abort, expiry).
+
+How they begin is :mod:`ajet.server.admission`.
 
 Invariants kept here:
 
@@ -17,7 +19,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -29,9 +30,10 @@ from ajet.pool.groups import Finished, GroupPool
 from ajet.pool.journal import Journal
 from ajet.pool.leases import Lease, LeaseBook
 from ajet.pool.reasons import DropReason
-from ajet.pool.records import Counted, Done, Dropped, LeaseOpened
-from ajet.schema.errors import DiskRefused, EpisodeGone, InvalidRequest, NotFound
-from ajet.schema.wire import AbortRequest, BeginRequest, EndAnswer, EndRequest, EpisodeKind
+from ajet.pool.records import Counted, Done, Dropped
+from ajet.schema.errors import DiskRefused, EpisodeGone, NotFound
+from ajet.schema.wire import AbortRequest, EndAnswer, EndRequest
+from ajet.server.admission import Admission
 from ajet.server.episode import OpenEpisode
 from ajet.server.events import Events, Signal
 from ajet.server.rewards import check_result, rewards_by_tag
@@ -48,20 +50,11 @@ STALL_S = 5.0
 
 
 @dataclass
-class Ticket:
-    """A request that waits for a lease."""
-
-    request: BeginRequest
-    granted: asyncio.Future[OpenEpisode]
-    waiters: int = 0
-
-
-@dataclass
 class Registry:
     """See the module.
 
     Args:
-        may_grant: whether the engine's state allows a new episode of this kind now.
+        admission: grants the leases; what it opens is entered in ``open``.
         training_over: whether no further batch will be formed.
         version: the policy version now.
         changed: fired whenever the pool may have become ready.
@@ -73,129 +66,47 @@ class Registry:
     pool: GroupPool
     renderer: ChatRenderer
     events: Events
-    may_grant: Callable[[EpisodeKind], bool]
+    admission: Admission
     training_over: Callable[[], bool]
     version: Callable[[], int]
     changed: Signal
-    next_n: int = 1
     tallies: Counter[str] = field(default_factory=Counter)
     open: dict[str, OpenEpisode] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     """Pooled episode → its lease number."""
-    _tickets: dict[str, Ticket] = field(default_factory=dict)
-    _by_request: OrderedDict[tuple[str, str], OpenEpisode] = field(default_factory=OrderedDict)
     _fates: OrderedDict[str, Done] = field(default_factory=OrderedDict)
-    _tasks: set[asyncio.Task[object]] = field(default_factory=set)
     _clock_wake: asyncio.Event = field(default_factory=asyncio.Event)
     _disk_down_since: float | None = None
     now: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.admission.on_open = self._opened
+
+    def _opened(self, episode: OpenEpisode) -> None:
+        self.open[episode.id] = episode
+        self._clock_wake.set()
 
     # ── restore ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def restore(self, restored: journal_read.Restored) -> None:
         """Continue from the journal: open episodes live on with a fresh clock, finished ones wait in the pool."""
-        self.next_n = restored.next_n
+        self.admission.next_n = restored.next_n
         self.tallies = Counter(restored.tallies)
         for kept in restored.open:
             opened = kept.lease
             lease = self.leases.grant(opened.episode, opened.client, opened.kind, opened.timeout_s, self.now())  # type: ignore[arg-type]
             episode = OpenEpisode(opened, lease, EpisodeTrajectory(self.renderer), self.renderer)
             episode.restore(kept.calls)
-            self._remember_open(episode)
+            self.admission.remember(episode)
+            self.open[episode.id] = episode
         for opened, done in restored.pooled:
             self._pool(opened.n, done)
-
-    def _remember_open(self, episode: OpenEpisode) -> None:
-        self.open[episode.id] = episode
-        self._by_request[(episode.opened.client, episode.opened.request)] = episode
-        while len(self._by_request) > REMEMBERED + len(self.open):
-            self._by_request.popitem(last=False)
 
     def _pool(self, n: int, done: Done) -> None:
         body = done.body
         rewards = {tag: tuple(values) for tag, values in body["rewards"].items()}
         self.numbers[done.episode] = n
         self.pool.add(Finished(done.episode, body["task"], rewards, body["version"]), self.now())
-
-    # ── begin ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def begin(self, request: BeginRequest, wait_s: float) -> OpenEpisode | None:
-        """Grant a lease, or None after ``wait_s``. A repeated request id gets the first grant again."""
-        known = self._by_request.get((request.client_id, request.request_id))
-        if known is not None:
-            return known
-        key = f"{request.client_id}\0{request.request_id}"
-        ticket = self._tickets.get(key)
-        if ticket is None:
-            ticket = self._tickets[key] = Ticket(request, asyncio.get_running_loop().create_future())
-            self.leases.enqueue(key, request.kind)
-        ticket.waiters += 1
-        self.pump()
-        try:
-            return await asyncio.wait_for(asyncio.shield(ticket.granted), wait_s if wait_s > 0 else 0.001)
-        except asyncio.TimeoutError:
-            return None
-        finally:
-            ticket.waiters -= 1
-            if not ticket.waiters and self._tickets.get(key) is ticket and not ticket.granted.done():
-                self._withdraw(key, ticket)
-
-    def _withdraw(self, key: str, ticket: Ticket) -> None:
-        """Nobody waits any more; unless its grant is being written, the place is given up."""
-        if self.leases.withdraw(key, ticket.request.kind):
-            del self._tickets[key]
-
-    def pump(self) -> None:
-        """Grant what can be granted now."""
-        for kind in ("train", "eval"):
-            while self._tickets and self.may_grant(kind) and self.journal.disk_error is None:  # type: ignore[arg-type]
-                key = self.leases.next_ticket(kind)  # type: ignore[arg-type]
-                if key is None:
-                    break
-                self._spawn(self._grant(key, self._tickets[key]))
-
-    async def _grant(self, key: str, ticket: Ticket) -> None:
-        request = ticket.request
-        opened = LeaseOpened(
-            n=self.next_n,
-            episode=f"ep-{secrets.token_hex(12)}",
-            client=request.client_id,
-            request=request.request_id,
-            kind=request.kind,
-            task=request.task_id or None,
-            timeout_s=request.discard_episode_timeout,
-            created=time.time(),
-            version=self.version(),
-        )
-        self.next_n += 1
-        lease = self.leases.claim(opened.episode, opened.client, request.kind, opened.timeout_s, self.now())
-        episode = OpenEpisode(opened, lease, EpisodeTrajectory(self.renderer), self.renderer)
-        try:
-            await self.journal.append(opened)
-        except BaseException as err:
-            self.leases.close(opened.episode)
-            self._tickets.pop(key, None)
-            if not ticket.granted.done():
-                ticket.granted.set_exception(
-                    err if isinstance(err, Exception) else DiskRefused("The server is stopping.")
-                )
-                ticket.granted.exception()
-            return
-        self._tickets.pop(key, None)
-        self._remember_open(episode)
-        lease.seen = self.now()
-        if not ticket.granted.done():
-            ticket.granted.set_result(episode)
-        self._clock_wake.set()
-
-    def refuse_waiting(self, kinds: tuple[EpisodeKind, ...], error: Callable[[], Exception]) -> None:
-        """Answer all that wait for a lease of ``kinds`` with an error."""
-        for key, ticket in list(self._tickets.items()):
-            if ticket.request.kind in kinds and self.leases.withdraw(key, ticket.request.kind):
-                del self._tickets[key]
-                if not ticket.granted.done():
-                    ticket.granted.set_exception(error())
-                    ticket.granted.exception()
 
     # ── end and abort ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -314,7 +225,7 @@ class Registry:
         self.leases.close(episode.id)
         self._remember_fate(done)
         episode.close(done.reason)
-        self.pump()
+        self.admission.pump()
 
     async def abort(self, episode_id: str, request: AbortRequest) -> str:
         """End an episode without a result. Returns the reason; a repeat, or an expired one, returns the first."""
@@ -404,7 +315,7 @@ class Registry:
         elif ok and self._disk_down_since is not None:
             self.leases.shift(self.now() - self._disk_down_since)
             self._disk_down_since = None
-            self.pump()
+            self.admission.pump()
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -440,19 +351,12 @@ class Registry:
         """Counters under ``prefix/``."""
         return {k[len(prefix) + 1 :]: n for k, n in sorted(self.tallies.items()) if k.startswith(prefix + "/")}
 
-    def _spawn(self, work) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def close(self) -> None:
         """The engine stops: requests in flight are let go; leases stay in the journal."""
         for episode in list(self.open.values()):
             for task in list(episode.in_flight):
                 task.cancel()
         endings = [e.ending for e in self.open.values() if e.ending is not None]
-        await asyncio.gather(*self._tasks, *endings, return_exceptions=True)
-
-    def require_known(self, task_id: str | None) -> None:
-        if task_id is not None and not task_id.strip():
-            raise InvalidRequest("task_id is empty. Leave it out, or name the task.", param="task_id")
+        await self.admission.settled()
+        if endings:
+            await asyncio.wait(endings)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ajet.pool import journal_read
-from ajet.schema.errors import EngineFailed, EngineUnavailable, NotFound
+from ajet.schema.errors import EngineFailed, EngineUnavailable, InvalidRequest, NotFound
 from ajet.schema.wire import (
     AbortAnswer,
     AbortRequest,
@@ -67,6 +67,8 @@ async def begin(request: Request) -> Response:
 
 
 async def _begin(engine: Engine, wanted: BeginRequest) -> OpenEpisode | None:
+    if wanted.task_id is not None and not wanted.task_id.strip():
+        raise InvalidRequest("task_id is empty. Leave it out, or name the task.", param="task_id")
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wanted.wait_s
     while True:
@@ -78,8 +80,7 @@ async def _begin(engine: Engine, wanted: BeginRequest) -> OpenEpisode | None:
         left = max(0.0, deadline - loop.time())
         if experiment is not None and experiment.registry is not None and not engine.tearing_down:
             registry = experiment.registry
-            registry.require_known(wanted.task_id)
-            return await registry.begin(wanted, left)
+            return await registry.admission.begin(wanted, left)
         if not left:
             return None
         seen = engine.state

@@ -1,0 +1,160 @@
+"""How episodes begin: requests wait in line for a lease, and each request id gets exactly one.
+
+Promises:
+
+- Journal first: a lease is answered only after its record is durable.
+- A repeated request id gets the first grant again, also after a restart while that episode is open; a request whose
+  every waiter has gone gives its place up, so no lease is granted to nobody.
+- First come, first served, within ``max_env_worker``.
+
+Used on the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ajet.pool.journal import Journal
+from ajet.pool.leases import LeaseBook
+from ajet.pool.records import LeaseOpened
+from ajet.schema.errors import DiskRefused
+from ajet.schema.wire import BeginRequest, EpisodeKind
+from ajet.server.episode import OpenEpisode
+from ajet.trajectory import ChatRenderer, EpisodeTrajectory
+
+REMEMBERED = 20_000
+"""Grants whose request id is kept after their episode ended."""
+
+
+@dataclass
+class Ticket:
+    """A request that waits for a lease."""
+
+    request: BeginRequest
+    granted: asyncio.Future[OpenEpisode]
+    waiters: int = 0
+
+
+def _nothing(_: OpenEpisode) -> None:
+    pass
+
+
+@dataclass
+class Admission:
+    """See the module.
+
+    Args:
+        may_grant: whether the engine's state allows a new episode of this kind now.
+        version: the policy version now.
+
+    Attributes:
+        on_open: told of every granted episode, once its lease is durable.
+        next_n: number of the next lease.
+    """
+
+    journal: Journal
+    leases: LeaseBook
+    renderer: ChatRenderer
+    may_grant: Callable[[EpisodeKind], bool]
+    version: Callable[[], int]
+    on_open: Callable[[OpenEpisode], None] = _nothing
+    next_n: int = 1
+    _tickets: dict[str, Ticket] = field(default_factory=dict)
+    _by_request: OrderedDict[tuple[str, str], OpenEpisode] = field(default_factory=OrderedDict)
+    _grants: set[asyncio.Task[None]] = field(default_factory=set)
+    now: Callable[[], float] = time.monotonic
+
+    def remember(self, episode: OpenEpisode) -> None:
+        """Know the request that this episode answers."""
+        self._by_request[(episode.opened.client, episode.opened.request)] = episode
+        while len(self._by_request) > REMEMBERED + len(self.leases):
+            self._by_request.popitem(last=False)
+
+    async def begin(self, request: BeginRequest, wait_s: float) -> OpenEpisode | None:
+        """Grant a lease, or None after ``wait_s``. A repeated request id gets the first grant again."""
+        known = self._by_request.get((request.client_id, request.request_id))
+        if known is not None:
+            return known
+        key = f"{request.client_id}\0{request.request_id}"
+        ticket = self._tickets.get(key)
+        if ticket is None:
+            ticket = self._tickets[key] = Ticket(request, asyncio.get_running_loop().create_future())
+            self.leases.enqueue(key, request.kind)
+        ticket.waiters += 1
+        self.pump()
+        try:
+            return await asyncio.wait_for(asyncio.shield(ticket.granted), wait_s if wait_s > 0 else 0.001)
+        except asyncio.TimeoutError:
+            return None
+        finally:
+            ticket.waiters -= 1
+            if not ticket.waiters and self._tickets.get(key) is ticket and not ticket.granted.done():
+                self._withdraw(key, ticket)
+
+    def _withdraw(self, key: str, ticket: Ticket) -> None:
+        """Nobody waits any more; unless its grant is being written, the place is given up."""
+        if self.leases.withdraw(key, ticket.request.kind):
+            del self._tickets[key]
+
+    def pump(self) -> None:
+        """Grant what can be granted now."""
+        for kind in ("train", "eval"):
+            while self._tickets and self.may_grant(kind) and self.journal.disk_error is None:  # type: ignore[arg-type]
+                key = self.leases.next_ticket(kind)  # type: ignore[arg-type]
+                if key is None:
+                    break
+                task = asyncio.create_task(self._grant(key, self._tickets[key]))
+                self._grants.add(task)
+                task.add_done_callback(self._grants.discard)
+
+    async def _grant(self, key: str, ticket: Ticket) -> None:
+        request = ticket.request
+        opened = LeaseOpened(
+            n=self.next_n,
+            episode=f"ep-{secrets.token_hex(12)}",
+            client=request.client_id,
+            request=request.request_id,
+            kind=request.kind,
+            task=request.task_id or None,
+            timeout_s=request.discard_episode_timeout,
+            created=time.time(),
+            version=self.version(),
+        )
+        self.next_n += 1
+        lease = self.leases.claim(opened.episode, opened.client, request.kind, opened.timeout_s, self.now())
+        episode = OpenEpisode(opened, lease, EpisodeTrajectory(self.renderer), self.renderer)
+        try:
+            await self.journal.append(opened)
+        except BaseException as err:
+            self.leases.close(opened.episode)
+            self._tickets.pop(key, None)
+            if not ticket.granted.done():
+                ticket.granted.set_exception(
+                    err if isinstance(err, Exception) else DiskRefused("The server is stopping.")
+                )
+                ticket.granted.exception()
+            return
+        self._tickets.pop(key, None)
+        self.remember(episode)
+        self.on_open(episode)
+        lease.seen = self.now()
+        if not ticket.granted.done():
+            ticket.granted.set_result(episode)
+
+    def refuse_waiting(self, kinds: tuple[EpisodeKind, ...], error: Callable[[], Exception]) -> None:
+        """Answer all that wait for a lease of ``kinds`` with an error."""
+        for key, ticket in list(self._tickets.items()):
+            if ticket.request.kind in kinds and self.leases.withdraw(key, ticket.request.kind):
+                del self._tickets[key]
+                if not ticket.granted.done():
+                    ticket.granted.set_exception(error())
+                    ticket.granted.exception()
+
+    async def settled(self) -> None:
+        """Return when every grant that was being written is decided."""
+        await asyncio.gather(*self._grants, return_exceptions=True)
