@@ -19,6 +19,7 @@ import random
 import ssl
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -155,9 +156,11 @@ class Endpoint:
         """
         deadline: float | None = None
         wait = FIRST_WAIT_S
+        # A try whose reply was lost on its way gets that reply again.
+        request_id = uuid.uuid4().hex
         while True:
             try:
-                return await self._once(messages, api_key, temperature)
+                return await self._once(messages, api_key, temperature, request_id)
             except openai.APIStatusError as error:
                 code = _code(error)
                 if code == "context_length_exceeded":
@@ -177,7 +180,9 @@ class Endpoint:
                 raise self._fault(cause) from cause
             await self.pause(seconds)
 
-    async def _once(self, messages: list[dict[str, Any]], api_key: str, temperature: float | None) -> dict[str, Any]:
+    async def _once(
+        self, messages: list[dict[str, Any]], api_key: str, temperature: float | None, request_id: str
+    ) -> dict[str, Any]:
         assert self._client is not None, "use `async with`"
         body: dict[str, Any] = {"model": self.model, "messages": messages}
         if temperature is not None:
@@ -186,7 +191,7 @@ class Endpoint:
             "/chat/completions",
             body=body,
             cast_to=httpx.Response,
-            options={"headers": {"Authorization": f"Bearer {api_key}"}},
+            options={"headers": {"Authorization": f"Bearer {api_key}", "Idempotency-Key": request_id}},
         )
         if self.gate is None:
             return _message(await request)
