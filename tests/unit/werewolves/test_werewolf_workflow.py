@@ -49,6 +49,10 @@ def legal_reply(call: Call) -> str:
     return "I have no idea."
 
 
+WOLVES = 6
+"""A deal in which the wolves are live."""
+
+
 def task_of(number: int | None, **metadata: Any) -> Task:
     return Task(
         task_id=f"task-{number}", metadata={**({} if number is None else {"random_number": number}), **metadata}
@@ -84,7 +88,7 @@ def roles_of(output: WorkflowOutput, *wanted: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("model", [TINY, BIG])
-@pytest.mark.parametrize(("number", "side"), [(4, "werewolf"), (5, "seer")])
+@pytest.mark.parametrize(("number", "side"), [(3, "werewolf"), (4, "seer"), (5, "seer")])
 async def test_sides_alternate_with_the_deal_and_each_player_speaks_as_an_agent_of_its_role(model, number, side):
     async with serve(legal_reply) as server:
         output = await episode(server.url, task_of(number), model=model)
@@ -100,7 +104,7 @@ async def test_sides_alternate_with_the_deal_and_each_player_speaks_as_an_agent_
 
 async def test_with_both_live_wolves_and_seer_are_rewarded_for_their_own_side():
     async with serve(legal_reply) as server:
-        output = await episode(server.url, task_of(4), live="both")
+        output = await episode(server.url, task_of(WOLVES), live="both")
     assert speakers(server) == roles_of(output, "werewolf", "seer")
     by_role = {role: {output.reward[a] for a in roles_of(output, role)} for role in ("werewolf", "seer")}
     assert output.metadata["winner"] in ("wolf", "good")
@@ -146,7 +150,7 @@ def test_unknown_roles_and_options_are_refused_with_the_known_ones(options):
 )
 async def test_the_style_goes_by_the_models_name_or_as_told(model, style, compact):
     async with serve(legal_reply) as server:
-        await episode(server.url, task_of(4), model=model, prompt_style=style)
+        await episode(server.url, task_of(WOLVES), model=model, prompt_style=style)
     lengths = {len(call.body["messages"]) for call in server.calls}
     assert (lengths == {2}) is compact
     assert all(call.body["model"] == model for call in server.calls)
@@ -160,7 +164,7 @@ async def test_chinese_prompts_work_over_a_whole_game():
         return '{"say": "我是村民。", "vote": "弃票"}'
 
     async with serve(answer) as server:
-        output = await episode(server.url, task_of(4), model=BIG, language="zh")
+        output = await episode(server.url, task_of(WOLVES), model=BIG, language="zh")
     assert output.log_metrics["reply/valid"] == 1.0
     assert "狼人" in server.calls[0].body["messages"][0]["content"]
 
@@ -172,7 +176,7 @@ async def test_a_full_conversation_grows_by_the_reply_as_sent_and_one_message():
         return f"<think> {next(thoughts)} </think>\n {legal_reply(call)}"
 
     async with serve(answer) as server:
-        await episode(server.url, task_of(4), model=BIG)
+        await episode(server.url, task_of(WOLVES), model=BIG)
     for agent in speakers(server):
         talks = [c.body["messages"] for c in server.calls if EpisodeKey.parse(c.key).agent == agent]
         assert len(talks) > 2
@@ -198,7 +202,7 @@ async def test_games_in_threads_with_loops_of_their_own_do_not_disturb_each_othe
 async def test_temperature_is_sent_only_if_given():
     for temperature in (None, 0.7):
         async with serve(legal_reply) as server:
-            await episode(server.url, task_of(4), temperature=temperature)
+            await episode(server.url, task_of(WOLVES), temperature=temperature)
         assert {call.body.get("temperature") for call in server.calls} == {temperature}
         assert all(("temperature" in call.body) == (temperature is not None) for call in server.calls)
 
@@ -209,7 +213,7 @@ async def test_temperature_is_sent_only_if_given():
 @pytest.mark.parametrize("draws", ["common", "own"])
 async def test_episodes_of_a_task_share_the_deal_and_by_default_all_that_is_drawn(draws):
     async with serve(lambda call: "vote: nobody") as server:
-        outputs = [await episode(server.url, task_of(4), uuid=f"ep{n}", group_draws=draws) for n in range(8)]
+        outputs = [await episode(server.url, task_of(WOLVES), uuid=f"ep{n}", group_draws=draws) for n in range(8)]
     assert len({tuple(o.metadata["roles"]) for o in outputs}) == 1
     assert (len({json.dumps([o.metadata, o.log_metrics]) for o in outputs}) == 1) == (draws == "common")
 
@@ -218,7 +222,7 @@ async def test_the_order_of_speech_differs_between_episodes_that_draw_their_own(
     orders = set()
     for n in range(8):
         async with serve(legal_reply) as server:
-            await episode(server.url, task_of(4), uuid=f"ep{n}", group_draws="own")
+            await episode(server.url, task_of(WOLVES), uuid=f"ep{n}", group_draws="own")
         first_day = [EpisodeKey.parse(c.key).agent for c in server.calls if "Day 1." in c.prompt]
         orders.add(tuple(first_day[:3]))
     assert len(orders) > 1
@@ -226,7 +230,7 @@ async def test_the_order_of_speech_differs_between_episodes_that_draw_their_own(
 
 async def test_paired_episodes_play_the_same_where_the_policy_does():
     async with serve(legal_reply) as server:
-        outputs = [await episode(server.url, task_of(4, paired=True, split="eval"), uuid=f"ep{n}") for n in range(4)]
+        outputs = [await episode(server.url, task_of(WOLVES, paired=True, split="eval"), uuid=f"ep{n}") for n in range(4)]
     assert len({json.dumps(o.model_dump()) for o in outputs}) == 1
 
 
@@ -258,7 +262,7 @@ def test_a_task_without_a_number_is_dealt_from_its_id_the_same_in_every_process(
 @pytest.mark.parametrize(("model", "tries"), [(TINY, 1), (BIG, 3)])
 async def test_a_model_of_nonsense_plays_to_the_end_and_pays_the_format_penalty(model, tries):
     async with serve(lambda call: "<think>hm\nhm") as server:
-        output = await episode(server.url, task_of(4), model=model)
+        output = await episode(server.url, task_of(WOLVES), model=model)
     base = {"wolf": 1.0, "good": 0.0, "draw": 0.5}[output.metadata["winner"]]
     assert set(output.reward.values()) == {base - 0.5}
     assert output.log_metrics["reply/fallback"] == 1.0
@@ -277,7 +281,7 @@ async def test_the_penalty_falls_on_the_player_who_sent_the_bad_replies_by_their
         return "nonsense" if agent == bad[0] and "Speak and vote." in call.prompt else legal_reply(call)
 
     async with serve(answer) as server:
-        output = await episode(server.url, task_of(4), format_penalty=0.4)
+        output = await episode(server.url, task_of(WOLVES), format_penalty=0.4)
     culprit = bad[0]
     mine = [call for call in server.calls if EpisodeKey.parse(call.key).agent == culprit]
     share = sum("Speak and vote." in call.prompt for call in mine) / len(mine)
@@ -297,7 +301,7 @@ async def test_prompts_that_became_too_long_cost_only_the_format_penalty():
         return legal_reply(call)
 
     async with serve(answer) as server:
-        output = await episode(server.url, task_of(4))
+        output = await episode(server.url, task_of(WOLVES))
     assert set(output.reward) == set(speakers(server))
     assert 0 < output.log_metrics["reply/fallback"] < 1
 
@@ -305,7 +309,7 @@ async def test_prompts_that_became_too_long_cost_only_the_format_penalty():
 async def test_a_model_too_small_for_the_first_prompt_is_an_error_of_the_configuration():
     async with serve(replies(failure(400, "context_length_exceeded"))) as server:
         with pytest.raises(ConfigError, match="max_model_len"):
-            await episode(server.url, task_of(4))
+            await episode(server.url, task_of(WOLVES))
 
 
 async def test_a_live_player_who_was_never_asked_leaves_the_reward_empty():
@@ -314,10 +318,10 @@ async def test_a_live_player_who_was_never_asked_leaves_the_reward_empty():
             return f"poison: Player{seat}"
         return legal_reply(call)
 
-    seat = Game(ExampleWerewolves.deal_seed(task_of(4))).roles.index("hunter") + 1
+    seat = Game(ExampleWerewolves.deal_seed(task_of(WOLVES))).roles.index("hunter") + 1
     async with serve(legal_reply) as server, serve(static) as others:
         output = await episode(
-            server.url, task_of(4), model=BIG, trainable_targets=["hunter"],
+            server.url, task_of(WOLVES), model=BIG, trainable_targets=["hunter"],
             big_external_opponent_llm_name="static", big_external_opponent_llm_url=others.url,
         )  # fmt: skip
     assert server.calls == []
@@ -329,7 +333,7 @@ async def test_a_live_player_who_was_never_asked_leaves_the_reward_empty():
 
 
 async def test_metrics_are_finite_numbers_of_live_roles_only():
-    for number, mine, other in ((4, "wol", "seer"), (5, "seer", "wolf")):
+    for number, mine, other in ((WOLVES, "wol", "seer"), (5, "seer", "wolf")):
         async with serve(legal_reply) as server:
             output = await episode(server.url, task_of(number))
         assert all(type(v) is float and math.isfinite(v) for v in output.log_metrics.values())
@@ -341,7 +345,7 @@ async def test_metrics_are_finite_numbers_of_live_roles_only():
 
 async def test_metadata_says_what_was_played():
     async with serve(legal_reply) as server:
-        output = await episode(server.url, task_of(4))
+        output = await episode(server.url, task_of(WOLVES))
     assert set(output.metadata) == {"seed", "roles", "winner", "end_cause", "days"}
     json.dumps(output.metadata)
     assert output.metadata["roles"] == [r.value for r in Game(output.metadata["seed"]).roles]
@@ -352,7 +356,7 @@ async def test_metadata_says_what_was_played():
 
 async def with_static(server: Server, url: str, **options: Any) -> WorkflowOutput:
     return await episode(
-        server.url, task_of(4), big_external_opponent_llm_name="static", big_external_opponent_llm_url=url, **options
+        server.url, task_of(WOLVES), big_external_opponent_llm_name="static", big_external_opponent_llm_url=url, **options
     )
 
 
@@ -397,7 +401,7 @@ async def test_games_share_one_bound_on_calls_to_a_static_model():
         workflow = ExampleWerewolves(
             big_external_opponent_llm_name="static", big_external_opponent_llm_url=others.url, external_concurrency=2
         )
-        await asyncio.gather(*(episode(server.url, task_of(4), workflow=workflow) for _ in range(4)))
+        await asyncio.gather(*(episode(server.url, task_of(WOLVES), workflow=workflow) for _ in range(4)))
         assert 1 <= others.most_busy <= 2
 
 
@@ -410,18 +414,18 @@ async def test_games_share_one_bound_on_calls_to_a_static_model():
 async def test_an_episode_that_is_gone_voids_the_game_and_names_the_cause(status, code):
     async with serve(replies(failure(status, code))) as server:
         with pytest.raises(InfrastructureFault, match=f"policy endpoint.*{code}"):
-            await episode(server.url, task_of(4))
+            await episode(server.url, task_of(WOLVES))
         assert len(server.calls) == 1
 
 
 async def test_a_server_that_restarts_only_makes_the_game_wait():
     down = [failure(503, "engine_unavailable", retry_after="0"), Answer(hang_up=True)]
     async with serve(lambda call: down.pop() if down else legal_reply(call)) as server:
-        output = await episode(server.url, task_of(4))
+        output = await episode(server.url, task_of(WOLVES))
     assert output.reward
     assert output.log_metrics["policy/retries"] == 2.0
 
 
 async def test_a_policy_that_does_not_come_back_voids_the_game():
     with pytest.raises(InfrastructureFault, match="policy endpoint"):
-        await episode(refused_url(), task_of(4), policy_budget_s=0.05)
+        await episode(refused_url(), task_of(WOLVES), policy_budget_s=0.05)

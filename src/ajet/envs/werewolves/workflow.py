@@ -30,6 +30,8 @@ from ajet.schema.task import Task, Workflow, WorkflowOutput, WorkflowTask
 
 COMPACT_MODELS = "ajet-tiny"
 """Models whose name begins so were taught the compact prompts."""
+WOLF_TURNS = 3
+"""Alternating sides: the wolves have one turn in this many. Three wolves speak in each of their games, one seer in hers."""
 KEY_VARIABLES = ("AJET_OPPONENT_API_KEY", "OPENAI_API_KEY")
 
 
@@ -43,8 +45,8 @@ class ExampleWerewolves(Workflow):
         big_external_opponent_llm_api_key: its key; else ``AJET_OPPONENT_API_KEY`` or ``OPENAI_API_KEY``.
         options: the board.
         prompt_style: ``compact`` for models that were taught it, ``full`` for real ones; ``auto`` goes by the name.
-        live: with targets on both sides: ``alternate`` lets the wolves be live in even deals and the good targets in
-            odd ones, the other side scripted (a group always the same); ``both`` plays them against each other, each
+        live: with targets on both sides: ``alternate`` lets the wolves be live in every third deal and the good targets
+            in the others, the other side scripted (a group always the same); ``both`` plays them against each other, each
             credited for its own result. ``alternate`` is the default: it is the one that was measured (docs/werewolves.md).
         group_draws: what the episodes of a group share beside the deal. ``common``: all that is drawn (ties, speech
             order, the scripted players' hunches), so that rewards within a group differ by what the policy did and by
@@ -138,7 +140,7 @@ class ExampleWerewolves(Workflow):
         sides = {side_of(role) for role in self.targets}
         if len(sides) < 2 or self.live == "both":
             return self.targets
-        wolves_turn = self.deal_number(task) % 2 == 0
+        wolves_turn = self.deal_number(task) % WOLF_TURNS == 0
         return tuple(r for r in self.targets if (r is Role.WEREWOLF) == wolves_turn)
 
     def _compact(self, model: str) -> bool:
