@@ -2,7 +2,8 @@
 
 Letters: R rows (episode, agent), T a row's sampled tokens in order. Every tensor is padded at the right; the mask says
 what counts. Old log-probs are those the tokens were sampled with, so that PPO's ratio also corrects for a policy that
-lagged behind when it sampled.
+lagged behind when it sampled; with ``rollout_correction`` they are those of the policy before the update, and the rest
+of the way is covered by verl's truncated weights.
 
 ``role_weighting: equal`` goes through the per-token weights that verl's losses take as ``rollout_is_weights``: all
 tokens of a unit (episode, tag) share one weight, chosen so that under the aggregation in use each unit contributes the
@@ -37,6 +38,7 @@ class Rows:
         advantage_R: of each row.
         weight_R: of each row; all 1 with ``role_weighting: token``.
         reference_R_T: log-probs under the initial model; None without a KL term.
+        correction_R_T: of each token's policy loss (:mod:`ajet.algorithm.correction`); None without one.
     """
 
     old_R_T: torch.Tensor
@@ -44,12 +46,14 @@ class Rows:
     advantage_R: torch.Tensor
     weight_R: torch.Tensor
     reference_R_T: torch.Tensor | None
+    correction_R_T: torch.Tensor | None = None
 
     def select(self, index_R: torch.Tensor, longest: int) -> Rows:
         """The named rows only, cut to ``longest`` tokens."""
         reference = None if self.reference_R_T is None else self.reference_R_T[index_R, :longest]
+        correction = None if self.correction_R_T is None else self.correction_R_T[index_R, :longest]
         old, mask = self.old_R_T[index_R, :longest], self.mask_R_T[index_R, :longest]
-        return Rows(old, mask, self.advantage_R[index_R], self.weight_R[index_R], reference)
+        return Rows(old, mask, self.advantage_R[index_R], self.weight_R[index_R], reference, correction)
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,8 @@ class RowLoss:
         _, unit = np.unique(unit_of_row, return_inverse=True)
         amount = np.ones(len(unit)) if self._agg_mode.startswith("seq-mean") else tokens_of_row.astype(float)
         of_unit = np.bincount(unit, weights=amount)
-        return amount.sum() / (len(of_unit) * of_unit[unit])
+        # A unit whose tokens were all rejected has no part in the mean.
+        return amount.sum() / (max(1, np.count_nonzero(of_unit)) * np.where(of_unit > 0, of_unit, 1)[unit])
 
     def __call__(
         self, log_prob_R_T: torch.Tensor, rows: Rows, totals: Totals, entropy_R_T: torch.Tensor | None = None
@@ -118,7 +123,8 @@ class RowLoss:
         self._actor.global_batch_info.clear()
         self._actor.global_batch_info.update(info)
         weight_R_T = rows.weight_R[:, None].expand_as(mask)
-        weighted = config.algorithm.role_weighting == "equal"
+        weighted = config.algorithm.role_weighting == "equal" or rows.correction_R_T is not None
+        loss_weight_R_T = weight_R_T if rows.correction_R_T is None else weight_R_T * rows.correction_R_T
         loss, found = self._policy_loss(
             old_log_prob=rows.old_R_T,
             log_prob=log_prob_R_T,
@@ -126,7 +132,7 @@ class RowLoss:
             response_mask=mask,
             loss_agg_mode=self._agg_mode,
             config=self._actor,
-            rollout_is_weights=weight_R_T if weighted else None,
+            rollout_is_weights=loss_weight_R_T if weighted else None,
         )
         metrics = {k: float(v) for k, v in found.items()}
         metrics["actor/pg_loss"] = float(loss.detach())

@@ -35,6 +35,10 @@ REFUSED_LOSSES = {
     "log-probs are those of the sampler already",
 }
 LOSS_AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+REJECTIONS = (
+    *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
+    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
+)
 KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 POLICY_LOSS_KWARGS = frozenset(
     {"clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta"}
@@ -49,6 +53,7 @@ def check_algorithm(config: TrainerConfig) -> None:
     algorithm = config.algorithm
     _check_estimator(algorithm)
     _check_loss(algorithm)
+    _check_correction(algorithm)
     if config.use_kl_loss:
         kl = config.kl_loss_type
         if (kl[:-1] if kl.endswith("+") else kl) not in KL_TYPES:
@@ -98,6 +103,34 @@ def _check_loss(algorithm: AlgorithmConfig) -> None:
         raise ConfigError(
             f"policy_loss 'dro' needs its penalty: set {key}: {{dro_beta: 0.1}} (any positive number).", param=key
         )
+
+
+def _check_correction(algorithm: AlgorithmConfig) -> None:
+    """By verl's own reading of its names and thresholds."""
+    config, key = algorithm.rollout_correction, "trainer_common.algorithm.rollout_correction"
+    bounds = str(config.rollout_is_threshold).split("_")
+    if config.rollout_is is not None and not (_numbers(bounds) and len(bounds) <= 2):
+        _refuse(f"{key}.rollout_is_threshold", config.rollout_is_threshold, "is no bound", ["2.0", "0.5_5.0"])
+    if config.rollout_rs is None:
+        return
+    names = [name.strip() for name in config.rollout_rs.split(",")]
+    unknown = sorted(set(names) - set(REJECTIONS))
+    if unknown:
+        _refuse(f"{key}.rollout_rs", ", ".join(unknown), "is not one of verl's", REJECTIONS)
+    thresholds = [part.strip() for part in str(config.rollout_rs_threshold or "").split(",")]
+    if len(thresholds) not in (1, len(names)) or not all(_numbers(part.split("_")) for part in thresholds):
+        raise ConfigError(
+            f"{key}.rollout_rs_threshold: {config.rollout_rs_threshold!r} does not fit rollout_rs {config.rollout_rs!r}. "
+            "Give one bound, or one for each name: 'lower_upper' for k1 kinds ('0.5_2.0'), a positive number else.",
+            param=f"{key}.rollout_rs_threshold",
+        )
+
+
+def _numbers(parts: list[str]) -> bool:
+    try:
+        return bool(parts) and all(float(part) > 0 for part in parts)
+    except ValueError:
+        return False
 
 
 def needs_group(name: str) -> bool:

@@ -99,6 +99,21 @@ class OptimConfig(Node):
     """Largest norm of the gradient."""
 
 
+class RolloutCorrectionConfig(Node):
+    rollout_is: Literal["token", "sequence"] | None = None
+    """Weigh each token by how much likelier the policy before the update finds it than the one that sampled it did, by
+    the token's own ratio or by its row's product. None: no weights, and PPO's ratio starts at the sampling policy."""
+    rollout_is_threshold: float | str = 2.0
+    """Bound of the weights: a number truncates them, ``lower_upper`` (``"0.5_5.0"``) zeroes those outside."""
+    rollout_is_batch_normalize: bool = False
+    """Scale the weights to mean 1 over the batch."""
+    rollout_rs: str | None = None
+    """Reject tokens or rows whose ratio is out of bounds, by verl's names (``token_k1``, ``seq_mean_k3``, …), several
+    with commas. Rejected tokens are counted."""
+    rollout_rs_threshold: float | str | None = None
+    """Bounds for ``rollout_rs``: ``lower_upper`` for the k1 kinds, an upper bound for the others."""
+
+
 class AlgorithmConfig(Node):
     adv_estimator: str = "grpo"
     """verl's advantage estimator by its registered name."""
@@ -124,6 +139,8 @@ class AlgorithmConfig(Node):
     """Dual-clip bound for negative advantages."""
     entropy_coeff: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the entropy bonus."""
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    """verl's correction for tokens that another policy sampled than the one being updated."""
     policy_loss_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Passed on to verl's ``PolicyLossConfig``."""
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from ajet.algorithm.advantages import compute_advantages
+from ajet.algorithm.correction import active, correct
 from ajet.backbone.embedded.net import Net, digest
 from ajet.backbone.embedded.optimizer import Optimizer
 from ajet.backbone.embedded.packing import Pass, Piece, TokenTable, lay_out, passes, to_rows
@@ -69,6 +70,7 @@ class Trainer:
         advantages = compute_advantages(rows, self.config.algorithm)
         work = _Work(self, loss, table, pieces, advantages.per_row, advantages.unit_of_row)
         work.compute_reference()
+        work.correct()
         reference_s = time.perf_counter() - started
         work.train(batch.step)
         self.step = batch.step
@@ -125,6 +127,9 @@ class _Work:
         self.mask_R_T = self.scatter(torch.ones(len(table.id_N), device=device, dtype=self.dtype))
         self.advantage_R = torch.from_numpy(advantage_R).to(device, self.dtype)
         self.reference_R_T: torch.Tensor | None = None
+        self.correction_R_T: torch.Tensor | None = None
+        self.kept_R = table.tokens_R
+        self._correction: dict[str, float] = {}
         skip = not (loss.needs_reference or loss.needs_entropy) and loss.additive
         self.forwarded_R = (advantage_R != 0) if skip else np.ones(rows, bool)
         self.padded = self.real = self.computed = 0
@@ -141,13 +146,27 @@ class _Work:
     @torch.no_grad()
     def compute_reference(self) -> None:
         """Log-probs under the initial model, once for all passes over the batch."""
-        if not self.loss.needs_reference:
+        if self.loss.needs_reference:
+            self.reference_R_T = self._all_log_probs(self.trainer.reference())
+
+    @torch.no_grad()
+    def correct(self) -> None:
+        """Weigh or reject what another policy sampled than the one about to be updated."""
+        config = self.trainer.config.algorithm.rollout_correction
+        if not active(config):
             return
-        trainer, net = self.trainer, self.trainer.reference()
+        proximal_R_T = self._all_log_probs(self.trainer.net)
+        found = correct(proximal_R_T, self.old_R_T, self.mask_R_T, config)
+        self.old_R_T, self.mask_R_T, self.correction_R_T = proximal_R_T, found.mask_R_T, found.weight_R_T
+        self.kept_R = found.mask_R_T.sum(-1).round().long().cpu().numpy()
+        self._correction = {**found.metrics, "tokens/rejected": float(self.table.tokens_R.sum() - self.kept_R.sum())}
+
+    def _all_log_probs(self, net: Net) -> torch.Tensor:
+        trainer = self.trainer
         values_N = torch.zeros(len(self.table.id_N), device=trainer.device, dtype=self.dtype)
         for part in trainer.passes(self.pieces):
             values_N[part.flat_N] = trainer.log_probs(net, part, self.table)[0].to(self.dtype)
-        self.reference_R_T = self.scatter(values_N)
+        return self.scatter(values_N)
 
     def train(self, step: int) -> None:
         config = self.trainer.config
@@ -170,12 +189,17 @@ class _Work:
         """One optimizer step."""
         from ajet.algorithm.loss import Rows, Totals
 
-        trainer, tokens_R = self.trainer, self.table.tokens_R
+        trainer, tokens_R = self.trainer, self.kept_R
         totals = Totals(int(tokens_R[chosen].sum()), len(chosen), self.longest)
+        if not totals.tokens:
+            self._steps.append({"grad_norm": 0.0, "lr": trainer.optimizer.last_lr, "skipped": 1.0})
+            return
         weight = np.zeros(self.rows)
         weight[chosen] = self.loss.row_weights(self.unit_R[chosen], tokens_R[chosen])
         weight_R = torch.from_numpy(weight).to(trainer.device, self.dtype)
-        all_rows = Rows(self.old_R_T, self.mask_R_T, self.advantage_R, weight_R, self.reference_R_T)
+        all_rows = Rows(
+            self.old_R_T, self.mask_R_T, self.advantage_R, weight_R, self.reference_R_T, self.correction_R_T
+        )
         limit = trainer.config.max_tokens_per_microbatch
         size = {r: sum(len(p.ids_T) for p in by_row[r]) for r in chosen}
         forwarded = [r for r in chosen if self.forwarded_R[r]]
@@ -239,7 +263,7 @@ class _Work:
         entropy_R_T = None if entropy_N is None else to_rows(entropy_N, row, column, len(chosen), longest)
         rows = all_rows.select(torch.tensor(chosen, device=device), longest)
         loss, metrics = self.loss(log_prob_R_T, rows, totals, entropy_R_T)
-        tokens = int(self.table.tokens_R[chosen].sum())
+        tokens = int(self.kept_R[chosen].sum())
         for name, value in metrics.items():
             share = 1.0 if name in ("actor/loss", "actor/pg_loss", "actor/kl_loss") else tokens / totals.tokens
             self._sums[name] = self._sums.get(name, 0.0) + value * share
@@ -281,6 +305,7 @@ class _Work:
         out["actor/skipped_updates"] = float(sum(s["skipped"] for s in self._steps))
         if self._entropy[1]:
             out["actor/entropy"] = self._entropy[0] / self._entropy[1]
+        out.update(self._correction)
         out["tokens/forward"] = float(self.real)
         out["tokens/merged_share"] = 1 - self.computed / max(1, self.real)
         out["tokens/padding_share"] = 1 - self.real / max(1, self.padded)
