@@ -1,4 +1,4 @@
-"""``ajet-swarm``: start, demo, status, stop. Each command imports what it needs when it runs, so ``--help`` is instant."""
+"""``ajet-swarm``: start, demo, status, stop, replay-journal. Each command imports what it needs when it runs, so ``--help`` is instant."""
 
 from __future__ import annotations
 
@@ -123,6 +123,45 @@ def stop(swarm_url: Url = DEFAULT_URL) -> None:
     client = SwarmClient(swarm_url, verbose=False, retry_budget_s=0)
     client.stop_engine()
     print(client.get_engine_status())
+
+
+@app.command("replay-journal")
+def replay_journal(
+    experiment: Annotated[Path, typer.Argument(help="The experiment's folder, or its journal.sqlite.", exists=True)],
+    out: Annotated[
+        Path | None, typer.Option(help="Save the final model and trainer state into this new folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a run again from its journal alone, in one go, and compare every step's weights with the record."""
+    import asyncio
+
+    from rich.progress import Progress
+
+    from ajet.server.replaying import replay_journal as replay
+
+    if out is not None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise AjetError(f"--out: {out} exists already. Name a new or empty folder.")
+        out.mkdir(parents=True, exist_ok=True)
+    with Progress(disable=as_json or not sys.stderr.isatty()) as bar:
+        task = bar.add_task("re-applying steps", total=None)
+
+        def progress(step: int, last: int, same: bool) -> None:
+            bar.update(task, completed=step, total=last)
+            if not same:
+                bar.print(f"step {step}: the weights are not those on record")
+
+        result = asyncio.run(replay(experiment, out=out, progress=progress))
+    if as_json:
+        print(json.dumps({**vars(result), "ok": not result.diverged}))
+    else:
+        begun = f"the checkpoint of step {result.start}" if result.start else "the initial model"
+        agree = "every digest agrees" if not result.diverged else f"{len(result.diverged)} digests differ"
+        print(f"{result.steps} steps re-applied from {begun}: {agree}. Weights: {result.digest[:16] or 'unchanged'}")
+        if result.diverged:
+            print(f"first difference at step {result.diverged[0]}", file=sys.stderr)
+    raise typer.Exit(1 if result.diverged else 0)
 
 
 def main() -> None:

@@ -88,6 +88,8 @@ class BackboneInfo:
     digest: str
     vocab_size: int
     max_position: int
+    threads: int = 0
+    """CPU threads that compute; bit-exact resumption needs the same number. 0 where it does not matter."""
 
 
 class BackboneDied(Exception):

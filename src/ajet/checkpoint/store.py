@@ -126,7 +126,7 @@ class CheckpointStore:
         for path in sorted(self.directory.iterdir()):
             if path.name.startswith(".old-") and (step := _NAME.search(path.name)) is not None:
                 home = self.directory / step.group(0)
-                if not home.exists() and self._fault(path) is None:
+                if not home.exists() and self.fault(path) is None:
                     # Killed between the two renames of a replacement: the one before is the last good one.
                     with contextlib.suppress(OSError):
                         path.rename(home)
@@ -226,7 +226,7 @@ class CheckpointStore:
         """
         self.clean()
         for path in reversed(self._directories()):
-            fault = self._fault(path)
+            fault = self.fault(path)
             if fault is None:
                 return self._read(path)
             self._set_aside(path, fault)
@@ -252,8 +252,8 @@ class CheckpointStore:
         size = sum(f["bytes"] for f in manifest["files"].values()) + (path / MANIFEST).stat().st_size
         return Checkpoint(path, manifest["step"], manifest["digest"], manifest["metric"], manifest["created"], size)
 
-    def _fault(self, path: Path) -> str | None:
-        """What is wrong with a checkpoint, or None."""
+    def fault(self, path: Path) -> str | None:
+        """What is wrong with a checkpoint, or None where every file is what its manifest says."""
         manifest = _manifest(path)
         if manifest is None:
             return f"its {MANIFEST} is missing or unreadable"

@@ -201,6 +201,9 @@ class JournalConfig(Node):
     """``full``: every answer is on disk before it is sent. ``normal``: survives a killed process, not a power loss."""
     dir: str | None = None
     """Where the journal lies; default: the experiment's folder. Must not be a network file system."""
+    keep: Literal["needed", "all"] = "needed"
+    """``needed``: what no restart can need any more is removed after each checkpoint. ``all``: every call is kept, so that
+    ``ajet-swarm replay-journal`` can train the whole run again from the start."""
 
 
 class SwarmConfig(Node):

@@ -21,12 +21,12 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ajet.pool.journal_sql import INSERT_CALL, SCHEMA, SCHEMA_VERSION, compact_slice, write_record
+from ajet.pool.journal_sql import INSERT_CALL, MIGRATIONS, SCHEMA, SCHEMA_VERSION, compact_slice, write_record
 from ajet.pool.records import CallRecorded, MetaSet, Record, pack_call
 from ajet.schema.errors import AjetError, ConfigError, DiskRefused
 
@@ -193,6 +193,8 @@ class Journal:
                 f"The journal {self.path} was written by a newer AgentJet (schema {version}, this one reads "
                 f"{SCHEMA_VERSION}). Upgrade AgentJet, or choose another experiment_name."
             )
+        for older in range(version, SCHEMA_VERSION) if version else ():
+            db.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[older]} PRAGMA user_version={older + 1}; COMMIT;")
         if version == 0:
             db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
         return db
@@ -359,6 +361,20 @@ def _settle(results: list[tuple[asyncio.Future[None] | None, BaseException | Non
             future.set_result(None)
         else:
             future.set_exception(error)
+
+
+@contextlib.contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Keep servers out of the journal at ``path`` while it is read as a whole.
+
+    Raises:
+        ConfigError: a server has it open.
+    """
+    lock = _lock(path.with_suffix(".lock"))
+    try:
+        yield
+    finally:
+        lock.close()
 
 
 def _lock(path: Path) -> Any:

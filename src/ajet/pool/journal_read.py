@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 import orjson
 
+from ajet.default_config.schema import AjetConfig
 from ajet.pool.records import BatchFormed, Done, LeaseOpened, StepDone, unpack_call
 from ajet.trajectory.calls import Call
 
@@ -164,6 +165,21 @@ def steps(path: Path, since: int = 0) -> list[StepDone]:
                 "SELECT step, digest, created, metrics, advantages FROM step WHERE step > ? ORDER BY step", (since,)
             )
         ]
+
+
+def jobs(path: Path) -> list[tuple[int, AjetConfig]]:
+    """Every job, oldest first, with the step after which it was in force."""
+    with closing(connect(path)) as db:
+        return [
+            (step, AjetConfig.model_validate(orjson.loads(tree)))
+            for step, tree in db.execute("SELECT step, tree FROM job ORDER BY id")
+        ]
+
+
+def meta(path: Path) -> dict[str, str]:
+    """What is on record about the run itself."""
+    with closing(connect(path)) as db:
+        return dict(db.execute("SELECT key, value FROM meta"))
 
 
 def step_digest(path: Path, step: int) -> str | None:

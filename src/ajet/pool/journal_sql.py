@@ -20,14 +20,14 @@ from ajet.pool.records import (
     pack_call,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 COMPACT_LEASES = 200
 VACUUM_PAGES = 1000
 
 SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE tally(name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE job(id INTEGER PRIMARY KEY, created REAL NOT NULL, tree BLOB NOT NULL);
+CREATE TABLE job(id INTEGER PRIMARY KEY, created REAL NOT NULL, tree BLOB NOT NULL, step INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE lease(n INTEGER PRIMARY KEY, episode TEXT NOT NULL UNIQUE, client TEXT NOT NULL, request TEXT NOT NULL,
   kind TEXT NOT NULL, task TEXT, timeout_s REAL NOT NULL, created REAL NOT NULL, version INTEGER NOT NULL);
 CREATE TABLE call(k INTEGER PRIMARY KEY, n INTEGER NOT NULL, body BLOB NOT NULL);
@@ -43,6 +43,9 @@ CREATE TABLE step(step INTEGER PRIMARY KEY, digest TEXT NOT NULL, created REAL N
   advantages BLOB NOT NULL);
 CREATE TABLE compacted(n INTEGER PRIMARY KEY);
 """
+
+MIGRATIONS = {1: "ALTER TABLE job ADD COLUMN step INTEGER NOT NULL DEFAULT 0;"}
+"""From an older schema to the next."""
 
 INSERT_CALL = "INSERT INTO call(n, body) VALUES(?, ?)"
 
@@ -105,7 +108,10 @@ def write_record(db: sqlite3.Connection, record: Record) -> None:
             ),
         )
     elif isinstance(record, JobSet):
-        db.execute("INSERT INTO job(created, tree) VALUES(?, ?)", (record.created, orjson.dumps(record.tree)))
+        db.execute(
+            "INSERT INTO job(created, tree, step) VALUES(?, ?, ?)",
+            (record.created, orjson.dumps(record.tree), record.step),
+        )
     else:
         db.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (record.key, record.value))
 

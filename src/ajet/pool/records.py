@@ -19,10 +19,11 @@ DoneHow = Literal["end", "abort"]
 
 @dataclass(frozen=True)
 class JobSet:
-    """A resolved configuration tree, in force from now on."""
+    """A resolved configuration tree, in force for every step after ``step``."""
 
     tree: dict[str, Any]
     created: float
+    step: int = 0
 
 
 @dataclass(frozen=True)

@@ -309,7 +309,10 @@ class Engine:
             self.changed.fire()
         backbone = self._make_backbone(experiment.config)
         try:
-            self.info = await backbone.start(experiment.config.model_dump(mode="json"))
+            self.info = await backbone.start(experiment.backbone_job())
+            changed = await experiment.note_threads(self.info.threads)
+            if changed:
+                self.warn(changed)
             for warning in await training.replay(experiment, backbone):
                 self._divergence(warning)
         except BaseException:

@@ -21,7 +21,7 @@ from ajet.pool import journal_read
 from ajet.pool.groups import Drop, GroupPool
 from ajet.pool.journal import Journal
 from ajet.pool.leases import LeaseBook
-from ajet.pool.records import Counted, JobSet, Record, StepDone
+from ajet.pool.records import Counted, JobSet, MetaSet, Record, StepDone
 from ajet.schema.errors import DiskRefused, JobConflict
 from ajet.schema.wire import EpisodeKind
 from ajet.server.admission import Admission
@@ -33,8 +33,17 @@ from ajet.trajectory import ChatRenderer
 
 log = logging.getLogger("ajet.experiment")
 
+THREADS = "cpu_threads"
 _FIXED = ("model.path", "lora.rank", "lora.alpha", "lora.target_modules", "backbone")
 """Keys that may not change once an experiment has trained."""
+
+
+def backbone_job(config: AjetConfig, threads: int) -> dict[str, Any]:
+    """``config`` as a backbone takes it, with the run's number of threads where the configuration leaves it open."""
+    tree = config.model_dump(mode="json")
+    if not config.trainer_common.cpu_threads and threads:
+        tree["trainer_common"]["cpu_threads"] = threads
+    return tree
 
 
 class Store(Protocol):
@@ -72,6 +81,8 @@ class Experiment:
     checkpoint_step: int | None = None
     checkpoint_path: str | None = None
     checkpoint_error: str | None = None
+    threads: int = 0
+    """CPU threads this run has been trained with so far; 0 before the first boot."""
     zero_watch: ZeroAdvantageWatch = field(default_factory=ZeroAdvantageWatch)
     collecting_since: float = 0.0
     clock: asyncio.Task[None] | None = None
@@ -127,7 +138,7 @@ class Experiment:
                     details={"diff": fixed},
                 )
         if restored.job != tree:
-            await self.journal.append(JobSet(tree, time.time()))
+            await self.journal.append(JobSet(tree, time.time(), restored.step))
             try:
                 (self.folder / "job.yaml").write_text(
                     yaml.safe_dump({"ajet": tree}, sort_keys=False, allow_unicode=True)
@@ -144,6 +155,7 @@ class Experiment:
         steps = await asyncio.to_thread(journal_read.steps, self.journal.path)
         self.renderer = renderer
         self.step, self.digest = restored.step, restored.digest or ""
+        self.threads = int(restored.meta.get(THREADS, 0))
         self.pool = GroupPool(
             num_repeat=config.rollout.num_repeat,
             batch_size=config.data.train_batch_size,
@@ -172,6 +184,23 @@ class Experiment:
         if steps:
             self.last_metrics = line(steps[-1])
         self.rewrite_metrics(steps)
+
+    def backbone_job(self) -> dict[str, Any]:
+        """The configuration to boot a backbone with: threads that were chosen at the first boot stay."""
+        return backbone_job(self.config, self.threads)
+
+    async def note_threads(self, threads: int) -> str | None:
+        """Put on record how many threads compute. Returns a warning where that is not what the run was trained with."""
+        if threads in (0, self.threads):
+            return None
+        before, self.threads = self.threads, threads
+        await self.durable(MetaSet(THREADS, str(threads)))
+        if not before:
+            return None
+        return (
+            f"The run was trained with {before} CPU threads and goes on with {threads}: sums may differ in their last bits, "
+            "so re-applied steps need not be bit-identical. Set trainer_common.cpu_threads to the former number if they must."
+        )
 
     def rewrite_metrics(self, steps: list[StepDone]) -> None:
         try:

@@ -221,7 +221,7 @@ async def save(experiment: Experiment, backbone: Backbone) -> bool:
     experiment.checkpoint_step = step
     experiment.checkpoint_path = str(saved.path)
     experiment.events.emit("checkpoint", step=step, path=experiment.checkpoint_path)
-    if before is not None:
+    if before is not None and experiment.config.journal.keep == "needed":
         # One checkpoint of margin: should the newest turn out damaged, the one before still leads here exactly.
         experiment.journal.compact(before).add_done_callback(_compacted)
     return True

@@ -57,7 +57,10 @@ class Engine:
     def info(self) -> BackboneInfo:
         parameters = sum(p.numel() for p in self.net.parameters().values())
         device = str(self.device) if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
-        return BackboneInfo(self.trainer.step, device, parameters, digest(self.net), self.net.vocab, self.max_len)
+        threads = torch.get_num_threads() if self.device.type == "cpu" else 0
+        return BackboneInfo(
+            self.trainer.step, device, parameters, digest(self.net), self.net.vocab, self.max_len, threads
+        )
 
     def frozen(self) -> Net:
         """The initial model."""
