@@ -1,4 +1,4 @@
-"""``ajet-swarm``: start, demo, status, stop, replay-journal. Each command imports what it needs when it runs, so ``--help`` is instant."""
+"""``ajet-swarm``: start, demo, status, stop, doctor, replay-journal. Each command imports what it needs when it runs, so ``--help`` is instant."""
 
 from __future__ import annotations
 
@@ -123,6 +123,34 @@ def stop(swarm_url: Url = DEFAULT_URL) -> None:
     client = SwarmClient(swarm_url, verbose=False, retry_budget_s=0)
     client.stop_engine()
     print(client.get_engine_status())
+
+
+@app.command()
+def doctor(
+    path: Annotated[Path, typer.Argument(help="An experiment's folder, or a folder of experiments.")] = Path(
+        "saved_experiments"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say what an experiment holds and whether it is sound: journal, checkpoints, disk, machine."""
+    from ajet.server.doctor import examine, examine_machine, experiments
+
+    reports = [*(examine(folder) for folder in experiments(path)), examine_machine()]
+    sound = all(report.sound for report in reports)
+    if as_json:
+        print(json.dumps({"sound": sound, "reports": [report.to_dict() for report in reports]}, indent=1))
+        raise typer.Exit(0 if sound else 1)
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    marks = {"ok": "[green]✓[/]", "note": "[yellow]![/]", "bad": "[red]✗[/]"}
+    for report in reports:
+        console.print(f"[bold]{report.name}[/]")
+        for key, value in _flat(report.facts):
+            console.print(f"    {key:26} {value}", markup=False)
+        for found in report.findings:
+            console.print(f"  {marks[found.level]} {found.about} {found.words}")
+    raise typer.Exit(0 if sound else 1)
 
 
 @app.command("replay-journal")

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ajet.pool.journal_sql import INSERT_CALL, MIGRATIONS, SCHEMA, SCHEMA_VERSION, compact_slice, write_record
-from ajet.pool.records import CallRecorded, MetaSet, Record, pack_call
+from ajet.pool.records import CallRecorded, MetaSet, Record, pack_call, seal
 from ajet.schema.errors import AjetError, ConfigError, DiskRefused
 
 log = logging.getLogger("ajet.journal")
@@ -193,6 +193,7 @@ class Journal:
                 f"The journal {self.path} was written by a newer AgentJet (schema {version}, this one reads "
                 f"{SCHEMA_VERSION}). Upgrade AgentJet, or choose another experiment_name."
             )
+        db.create_function("seal", 1, seal, deterministic=True)
         for older in range(version, SCHEMA_VERSION) if version else ():
             db.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[older]} PRAGMA user_version={older + 1}; COMMIT;")
         if version == 0:
@@ -392,12 +393,12 @@ def _lock(path: Path) -> Any:
     return file
 
 
-def _refuse_network_filesystem(folder: Path) -> None:
-    """SQLite's write-ahead log needs shared memory that network file systems do not give."""
+def network_filesystem(folder: Path) -> str | None:
+    """``"kind at mount point"`` where ``folder`` lies on a network file system, else None."""
     try:
         mounts = Path("/proc/mounts").read_text().splitlines()
     except OSError:
-        return
+        return None
     where = str(folder.resolve())
     best, kind = "", ""
     for line in mounts:
@@ -407,9 +408,15 @@ def _refuse_network_filesystem(folder: Path) -> None:
         point = parts[1].replace("\\040", " ")
         if (where == point or where.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
             best, kind = point, parts[2]
-    if kind in NETWORK_FILESYSTEMS:
+    return f"{kind} at {best}" if kind in NETWORK_FILESYSTEMS else None
+
+
+def _refuse_network_filesystem(folder: Path) -> None:
+    """SQLite's write-ahead log needs shared memory that network file systems do not give."""
+    found = network_filesystem(folder)
+    if found:
         raise ConfigError(
-            f"The journal's folder {folder} lies on a network file system ({kind} at {best}), where SQLite's log is not "
+            f"The journal's folder {folder} lies on a network file system ({found}), where SQLite's log is not "
             "safe. Set journal.dir to a local folder; checkpoints may stay on the shared disk.",
             param="journal.dir",
         )

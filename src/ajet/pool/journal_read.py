@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import orjson
 
 from ajet.default_config.schema import AjetConfig
-from ajet.pool.records import BatchFormed, Done, LeaseOpened, StepDone, unpack_call
+from ajet.pool.records import BatchFormed, Done, LeaseOpened, StepDone, unpack_body, unpack_call, unseal
 from ajet.trajectory.calls import Call
 
 _LEASE = "l.n, l.episode, l.client, l.request, l.kind, l.task, l.timeout_s, l.created, l.version"
@@ -71,6 +70,16 @@ class EpisodeRecord:
     advantages: dict[str, float]
 
 
+def check_bodies(db: sqlite3.Connection) -> int:
+    """Verify the checksum of every body; how many there are. Raises :class:`JournalDamaged`."""
+    count = 0
+    for query in ("SELECT body FROM call", "SELECT body FROM done", "SELECT advantages FROM step"):
+        for (blob,) in db.execute(query):
+            unseal(blob)
+            count += 1
+    return count
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """A read-only connection."""
     db = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
@@ -79,7 +88,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _done(row: tuple[Any, ...]) -> Done:
-    return Done(*row[:7], body=msgpack.unpackb(row[7]))
+    return Done(*row[:7], body=unpack_body(row[7]))
 
 
 def _calls(db: sqlite3.Connection, n: int) -> list[Call]:
@@ -160,7 +169,7 @@ def steps(path: Path, since: int = 0) -> list[StepDone]:
     """Journaled steps after ``since``, in order."""
     with closing(connect(path)) as db:
         return [
-            StepDone(step, digest, orjson.loads(metrics), msgpack.unpackb(advantages), created)
+            StepDone(step, digest, orjson.loads(metrics), unpack_body(advantages), created)
             for step, digest, created, metrics, advantages in db.execute(
                 "SELECT step, digest, created, metrics, advantages FROM step WHERE step > ? ORDER BY step", (since,)
             )
@@ -170,9 +179,10 @@ def steps(path: Path, since: int = 0) -> list[StepDone]:
 def jobs(path: Path) -> list[tuple[int, AjetConfig]]:
     """Every job, oldest first, with the step after which it was in force."""
     with closing(connect(path)) as db:
+        step = "step" if db.execute("PRAGMA user_version").fetchone()[0] > 1 else "0"
         return [
-            (step, AjetConfig.model_validate(orjson.loads(tree)))
-            for step, tree in db.execute("SELECT step, tree FROM job ORDER BY id")
+            (after, AjetConfig.model_validate(orjson.loads(tree)))
+            for after, tree in db.execute(f"SELECT {step}, tree FROM job ORDER BY id")
         ]
 
 
@@ -202,7 +212,7 @@ def episode(path: Path, episode_id: str) -> EpisodeRecord | None:
         advantages: dict[str, float] = {}
         if member:
             step = db.execute("SELECT advantages FROM step WHERE step = ?", member).fetchone()
-            every = msgpack.unpackb(step[0]) if step else {}
+            every = unpack_body(step[0]) if step else {}
             advantages = {k.partition("/")[2]: v for k, v in every.items() if k.partition("/")[0] == episode_id}
         return EpisodeRecord(
             lease,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 
-import msgpack
 import orjson
 
 from ajet.pool.records import (
@@ -17,6 +16,7 @@ from ajet.pool.records import (
     LeaseOpened,
     Record,
     StepDone,
+    pack_body,
     pack_call,
 )
 
@@ -44,8 +44,11 @@ CREATE TABLE step(step INTEGER PRIMARY KEY, digest TEXT NOT NULL, created REAL N
 CREATE TABLE compacted(n INTEGER PRIMARY KEY);
 """
 
-MIGRATIONS = {1: "ALTER TABLE job ADD COLUMN step INTEGER NOT NULL DEFAULT 0;"}
-"""From an older schema to the next."""
+MIGRATIONS = {
+    1: "ALTER TABLE job ADD COLUMN step INTEGER NOT NULL DEFAULT 0; UPDATE call SET body = seal(body); "
+    "UPDATE done SET body = seal(body); UPDATE step SET advantages = seal(advantages);"
+}
+"""From an older schema to the next. ``seal`` is :func:`ajet.pool.records.seal`."""
 
 INSERT_CALL = "INSERT INTO call(n, body) VALUES(?, ?)"
 
@@ -64,7 +67,7 @@ def write_record(db: sqlite3.Connection, record: Record) -> None:
                 record.fate,
                 record.reason,
                 record.created,
-                msgpack.packb(record.body),
+                pack_body(record.body),
             ),
         )
     elif isinstance(record, LeaseOpened):
@@ -104,7 +107,7 @@ def write_record(db: sqlite3.Connection, record: Record) -> None:
                 record.digest,
                 record.created,
                 orjson.dumps(record.metrics),
-                msgpack.packb(record.advantages),
+                pack_body(record.advantages),
             ),
         )
     elif isinstance(record, JobSet):

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgpack
 
+from ajet.schema.errors import JournalDamaged
 from ajet.trajectory.calls import Call
 
 DoneHow = Literal["end", "abort"]
@@ -111,11 +113,37 @@ class MetaSet:
 Record = JobSet | LeaseOpened | CallRecorded | Done | Dropped | BatchFormed | StepDone | Counted | MetaSet
 
 
+def seal(payload: bytes) -> bytes:
+    """``payload`` and its CRC-32: SQLite would not notice a flipped bit in it."""
+    return payload + zlib.crc32(payload).to_bytes(4, "little")
+
+
+def unseal(blob: bytes) -> bytes:
+    """Inverse of :func:`seal`. Raises :class:`JournalDamaged`."""
+    payload = blob[:-4]
+    if zlib.crc32(payload).to_bytes(4, "little") != blob[-4:]:
+        raise JournalDamaged(
+            "A record of the journal has changed since it was written: the disk or a copy is at fault. Run `ajet-swarm doctor` "
+            "on the experiment's folder."
+        )
+    return payload
+
+
+def pack_body(body: Any) -> bytes:
+    """Plain data, sealed."""
+    return seal(msgpack.packb(body))  # type: ignore[arg-type]
+
+
+def unpack_body(blob: bytes) -> Any:
+    """Inverse of :func:`pack_body`. Raises :class:`JournalDamaged`."""
+    return msgpack.unpackb(unseal(blob))
+
+
 def pack_call(call: Call) -> bytes:
     """Ids as int32 and log-probs as float32 (what training reads), the rest as msgpack."""
     versions = call.versions
     same = versions[0] if versions and versions.count(versions[0]) == len(versions) else None
-    return msgpack.packb(  # type: ignore[return-value]
+    return pack_body(
         (
             call.call_id,
             call.agent,
@@ -138,7 +166,7 @@ def pack_call(call: Call) -> bytes:
 
 
 def unpack_call(blob: bytes) -> Call:
-    """Inverse of :func:`pack_call`."""
+    """Inverse of :func:`pack_call`. Raises :class:`JournalDamaged`."""
     (
         call_id,
         agent,
@@ -155,7 +183,7 @@ def unpack_call(blob: bytes) -> Call:
         created,
         message,
         *rest,
-    ) = msgpack.unpackb(blob)
+    ) = unpack_body(blob)
     request, choice = rest or ("", 0)
     reply_ids = _ints(reply)
     return Call(

@@ -136,6 +136,12 @@ class DiskRefused(AjetError):
     http_status, type, code, retryable = 507, "insufficient_storage", "disk_refused", True
 
 
+class JournalDamaged(AjetError):
+    """A record of the journal is not what was written."""
+
+    http_status, type, code = 500, "journal_damaged", "journal_damaged"
+
+
 class ServerUnreachable(AjetError):
     """Client side: no answer within the stated retry budget."""
 

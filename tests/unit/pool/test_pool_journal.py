@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
@@ -24,7 +25,7 @@ from ajet.pool.records import (
     pack_call,
     unpack_call,
 )
-from ajet.schema.errors import ConfigError, DiskRefused
+from ajet.schema.errors import ConfigError, DiskRefused, JournalDamaged
 from ajet.trajectory.calls import Call
 
 
@@ -271,3 +272,34 @@ def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path):
     assert len(acknowledged) >= 400
     assert set(acknowledged) <= kept
     assert journal_read.summary(path)["check"] == "ok"
+
+
+async def test_a_journal_of_the_first_schema_is_brought_up_to_date(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(path)
+    await journal.append(lease(1))
+    await journal.append(CallRecorded(1, call(1)))
+    journal.close()
+    with closing(sqlite3.connect(path)) as db:
+        # As schema 1 was: no checksums, no step beside a job.
+        [(body,)] = db.execute("SELECT body FROM call").fetchall()
+        db.execute("UPDATE call SET body = ?", (body[:-4],))
+        db.execute("ALTER TABLE job DROP COLUMN step")
+        db.execute("PRAGMA user_version=1")
+        db.commit()
+    Journal(path).close()  # opening migrates
+    [kept] = journal_read.restore(path).open
+    assert kept.calls == [call(1)]
+
+
+async def test_a_changed_record_is_noticed(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(path)
+    await journal.append(lease(1), CallRecorded(1, call(1)))
+    journal.close()
+    with closing(sqlite3.connect(path)) as db:
+        [(body,)] = db.execute("SELECT body FROM call").fetchall()
+        db.execute("UPDATE call SET body = ?", (body[:20] + bytes([body[20] ^ 1]) + body[21:],))
+        db.commit()
+    with pytest.raises(JournalDamaged, match="doctor"):
+        journal_read.restore(path)

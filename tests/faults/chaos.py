@@ -1,0 +1,239 @@
+"""A real server, many clients, faults drawn from a seed, and an audit of what came of it.
+
+``python -m tests.faults.chaos --seed 0 --kills 20 [--clients 32] [--json FILE]``. Faults: SIGKILL of the server, of its
+backbone, of processes of clients; SIGSTOP of the server for some seconds; a full disk (where a small tmpfs can be
+mounted: as root); connections cut in mid-request and mid-reply, delayed and duplicated requests. Clients write down
+what they were told before they go on; at the end every acknowledged call and end must be in the journal, no episode
+trained twice, every drop explained. Exit code 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ajet import AgentJetJob, SwarmClient
+from tests.faults.audit import audit, read_records
+from tests.faults.processes import Server, kill, python, until
+from tests.faults.proxy import FaultProxy
+
+NAME = "chaos"
+DISK_MIB = 96
+GROUPS, REPEAT = 4, 2
+KILLS = {"server": 0.45, "backbone": 0.3, "clients": 0.25}
+OTHER = {"disk": 0.15, "pause": 0.1}
+"""Chance of one of these between two kills."""
+
+
+def job(keep: str) -> AgentJetJob:
+    """Small steps, often: a fresh episode is a few calls of eight tokens."""
+    made = AgentJetJob(
+        experiment_name=NAME, model="ajet-tiny-werewolves", batch_size=GROUPS, num_repeat=REPEAT, max_env_worker=64,
+        n_gpu=0, total_training_steps=100_000,
+    )  # fmt: skip
+    config = made.config
+    config.rollout.max_model_len, config.rollout.max_response_length_in_one_turn = 512, 8
+    config.data.max_prompt_length, config.data.max_response_length = 256, 256
+    config.trainer_common.save_freq = 3
+    config.checkpoint.keep_last = 2
+    config.swarm.max_episode_age_s = 40.0
+    config.journal.keep = keep  # type: ignore[assignment]
+    return made
+
+
+@contextlib.contextmanager
+def small_disk(at: Path) -> Iterator[bool]:
+    """A tmpfs at ``at``. False where it cannot be mounted: the disk is then left alone, and the report says so."""
+    at.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "ajet-chaos", str(at)], capture_output=True, check=False
+    )
+    try:
+        yield mounted.returncode == 0
+    finally:
+        if mounted.returncode == 0:
+            subprocess.run(["umount", "-l", str(at)], check=False)
+
+
+class Chaos:
+    """One trial."""
+
+    def __init__(self, folder: Path, disk: bool, seed: int, clients: int) -> None:
+        self.draw = random.Random(seed)
+        self.folder, self.disk, self.seed = folder, folder / "disk" if disk else None, seed
+        self.server = Server(folder / "disk" / "server", folder / "server.log")
+        self.proxy = FaultProxy(("127.0.0.1", self.server.port), rate=0.08, seed=seed)
+        self.records = folder / "records"
+        self.records.mkdir()
+        self.per_process = max(1, clients // 4)
+        self.processes: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self.client_processes = max(1, clients // self.per_process)
+        self.made = 0
+        self.done: Counter[str] = Counter()
+
+    def add_clients(self) -> None:
+        self.made += 1
+        log = self.records / f"{self.made:03d}.jsonl"
+        arguments = [self.proxy.url, str(log), f"{self.seed}-{self.made}", str(self.per_process)]
+        process = python(["-m", "tests.faults.chaos_client", *arguments], self.folder / "clients.log")
+        self.processes.append((process, log))
+
+    def start(self, keep: str) -> None:
+        self.server.start()
+        until(self.server.status, what="the server's start")
+        with SwarmClient(self.server.url, verbose=False) as client:
+            client.auto_sync_train_config_and_start_engine(job(keep))
+        for _ in range(self.client_processes):
+            self.add_clients()
+
+    def some_steps(self) -> None:
+        """Let it get somewhere between two faults."""
+        time.sleep(self.draw.uniform(0.2, 2.5))
+
+    def serve_again(self) -> None:
+        until(lambda: self.server.state() in ("ROLLING", "UPDATING"), what="serving again")
+
+    def kill_server(self) -> None:
+        self.server.kill()
+        time.sleep(self.draw.uniform(0.0, 1.0))
+        self.server.start()
+        if self.draw.random() < 0.7:
+            self.serve_again()
+
+    def kill_backbone(self) -> None:
+        pid = until(lambda: self.server.backbone() or self.server.state() == "FAILED", what="a backbone")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        if self.draw.random() < 0.5:
+            self.serve_again()
+
+    def kill_clients(self) -> None:
+        process, _ = self.processes.pop(self.draw.randrange(len(self.processes)))
+        kill(process)
+        self.add_clients()
+
+    def fill_disk(self) -> None:
+        if self.disk is None:
+            return
+        filler = self.disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb") as file:
+            while True:
+                file.write(b"\0" * 65536)
+                file.flush()
+        time.sleep(self.draw.uniform(0.5, 4.0))
+        filler.unlink()
+        self.done["disk_filled"] += 1
+
+    def pause_server(self) -> None:
+        assert self.server.process is not None
+        os.kill(self.server.process.pid, signal.SIGSTOP)
+        time.sleep(self.draw.uniform(0.5, 4.0))
+        os.kill(self.server.process.pid, signal.SIGCONT)
+        self.done["paused"] += 1
+
+    def hurt(self, kills: int) -> None:
+        while sum(self.done[f"kill_{kind}"] for kind in KILLS) < kills:
+            self.some_steps()
+            kind = self.draw.choices(list(KILLS), list(KILLS.values()))[0]
+            {"server": self.kill_server, "backbone": self.kill_backbone, "clients": self.kill_clients}[kind]()
+            self.done[f"kill_{kind}"] += 1
+            if self.draw.random() < OTHER["disk"]:
+                self.fill_disk()
+            if self.draw.random() < OTHER["pause"]:
+                self.pause_server()
+            state = self.server.state()
+            if state == "FAILED":
+                raise RuntimeError(f"the engine gave up: {self.server.status()}")
+            print(f"{dict(self.done)} {state}", file=sys.stderr, flush=True)
+
+    def wind_down(self) -> tuple[list[int], dict[str, Any]]:
+        """Faults end, clients finish what they have; their exit codes, and the server's last status."""
+        self.proxy.rate = 0.0
+        for _, log in self.processes:
+            Path(f"{log}.stop").touch()
+        codes = [process.wait(timeout=300) for process, _ in self.processes]
+        self.serve_again()
+        status = until(self.server.status, what="the last status")
+        self.server.stop()
+        return codes, status
+
+    def close(self) -> None:
+        for process, _ in self.processes:
+            kill(process)
+        self.server.stop()
+        self.proxy.close()
+
+
+def run(seed: int, kills: int, clients: int) -> dict[str, Any]:
+    """One trial, audited."""
+    began = time.monotonic()
+    keep = "all" if seed % 2 == 0 else "needed"
+    with tempfile.TemporaryDirectory(prefix="ajet-chaos-") as name:
+        folder = Path(name)
+        with small_disk(folder / "disk") as disk:
+            chaos = Chaos(folder, disk, seed, clients)
+            try:
+                chaos.start(keep)
+                chaos.hurt(kills)
+                codes, status = chaos.wind_down()
+                journal = chaos.server.exp_dir / NAME / "journal.sqlite"
+                found = audit(journal, read_records(chaos.records))
+                size = journal.stat().st_size
+            except BaseException:
+                for log in (folder / "server.log", folder / "clients.log"):
+                    print(f"── {log.name}\n{log.read_text()[-6000:]}", file=sys.stderr)
+                raise
+            finally:
+                chaos.close()
+            said = (folder / "server.log").read_text()
+            failures = (folder / "clients.log").read_text() if any(codes) else ""
+    diverged = [line for line in said.splitlines() if "DIVERGENCE" in line]
+    tracebacks = said.count("Traceback (most recent call last)")
+    bad = [key for key, value in found.items() if key != "counts" and value]
+    return {
+        "ok": not bad and not diverged and not any(codes) and not tracebacks,
+        "seed": seed, "clients": clients, "keep": keep, "faults": dict(chaos.done), "requests": dict(chaos.proxy.counts),
+        "disk_faults": disk, "client_exit": codes, "client_failures": failures[-4000:], "divergences": diverged,
+        "server_tracebacks": tracebacks, "disk_refusals_logged": said.count("refuses writes"), **found,
+        "drops_in_status": status["drops"], "journal_bytes": size,
+        "server_starts": chaos.server.starts, "wall_seconds": round(time.monotonic() - began, 1),
+    }  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    parser.add_argument("--kills", type=int, default=20, help="of each seed")
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    results = []
+    for seed in options.seed:
+        results.append(run(seed, options.kills, options.clients))
+        print(json.dumps(results[-1], indent=1), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if len(results) > 1:
+        kills = sum(n for r in results for name, n in r["faults"].items() if name.startswith("kill_"))
+        sums = {
+            k: sum(len(r[k]) for r in results)
+            for k in ("lost_calls", "lost_ends", "trained_twice", "unexplained_drops")
+        }
+        print(json.dumps({"seeds": options.seed, "kills": kills, **sums}))
+    return 0 if all(result["ok"] for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
