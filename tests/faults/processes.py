@@ -59,13 +59,13 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def until(holds: Callable[[], Any], deadline_s: float = DEADLINE_S, what: str = "it") -> Any:
+def until(holds: Callable[[], Any], deadline_s: float = DEADLINE_S, what: str = "it", every_s: float = 0.02) -> Any:
     """The first true value of ``holds``; an error with ``what`` past the deadline."""
     deadline = time.monotonic() + deadline_s
     while not (found := holds()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not happen within {deadline_s:g} s")
-        time.sleep(0.02)
+        time.sleep(every_s)
     return found
 
 

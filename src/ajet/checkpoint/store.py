@@ -33,7 +33,7 @@ log = logging.getLogger("ajet.checkpoint")
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step_(\d{6,})")
 _DISK = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EIO}
-_MARGIN = 16 * 2**20
+_MARGIN = 4 * 2**20
 """Bytes that must stay free beside a checkpoint."""
 
 
@@ -111,12 +111,23 @@ class CheckpointStore:
                 return int(found.bytes * 1.05)
         return 0 if parameters is None else parameters * (weight_bytes + 8 + (4 if weight_bytes < 4 else 0))
 
-    def room(self, parameters: int | None = None) -> bool:
-        """Whether the disk seems to have room for the next save (a hint: only the save itself knows)."""
+    def shortage(self, parameters: int | None = None) -> str | None:
+        """Why the next save would not fit, once what killed saves left is gone; None where it seems to fit.
+
+        An estimate: only the save itself knows.
+        """
+        with contextlib.suppress(OSError):
+            self.clean()
         at = self.directory
         while not at.exists():
             at = at.parent
-        return shutil.disk_usage(at).free >= self.estimate(parameters) + _MARGIN
+        free, wanted = shutil.disk_usage(at).free, self.estimate(parameters) + _MARGIN
+        if free >= wanted:
+            return None
+        return (
+            f"the disk under {self.directory} has {free / 2**20:,.0f} MiB free, and a checkpoint needs about "
+            f"{wanted / 2**20:,.0f} MiB. Free some space; it is tried again by itself"
+        )
 
     def clean(self) -> list[str]:
         """Remove what killed saves left behind; names removed. Called by every save; the writer may call it at start."""
@@ -168,6 +179,7 @@ class CheckpointStore:
             "created": time.time(),
             "files": files,
         }
+        manifest["sha256"] = _digest(manifest)
         with open(aside / MANIFEST, "w") as f:
             json.dump(manifest, f, indent=1)
             f.flush()
@@ -256,7 +268,7 @@ class CheckpointStore:
         """What is wrong with a checkpoint, or None where every file is what its manifest says."""
         manifest = _manifest(path)
         if manifest is None:
-            return f"its {MANIFEST} is missing or unreadable"
+            return f"its {MANIFEST} is missing, unreadable or changed"
         for name, entry in manifest["files"].items():
             file = path / name
             if not file.is_file():
@@ -290,9 +302,17 @@ def _manifest(path: Path) -> dict | None:
         manifest = json.loads((path / MANIFEST).read_text())
         if not isinstance(manifest["files"], dict) or not {"step", "digest", "metric", "created"} <= manifest.keys():
             return None
+        own = manifest.pop("sha256", None)
+        if own is not None and own != _digest(manifest):
+            return None
         return manifest
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _digest(manifest: dict) -> str:
+    """Of a manifest's content, whatever its layout."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

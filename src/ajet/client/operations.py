@@ -47,6 +47,9 @@ from ajet.schema.wire import (
 
 API = "/swarm/v1"
 LONG_POLL_S = 30.0
+DISK_PATIENCE = 144
+"""A server that answers that its disk is full is waited for so many times longer (a day, by default): it is there, what
+it was told before is safe, and making room takes a human."""
 NOTICE_EVERY_S = 15.0
 ABORT_BUDGET_S = 30.0
 SERVING = (EngineState.ROLLING, EngineState.UPDATING, EngineState.FINISHED)
@@ -125,10 +128,11 @@ class Operations:
             AjetError: the server's own error, when trying again cannot help.
         """
         budget = self.retry_budget_s if budget_s is None else budget_s
-        backoff = Backoff(budget)
+        backoff, full_disk = Backoff(budget), Backoff(budget * DISK_PATIENCE)
         while True:
             cause: Exception
             retry_after = None
+            tries, limit = backoff, budget
             try:
                 reply: Reply = yield call
             except ConnectionFault as fault:
@@ -140,16 +144,18 @@ class Operations:
                 if reply.status not in RETRYABLE_STATUS:
                     raise cause
                 retry_after = reply.retry_after
-            delay = backoff.next_delay(self._clock(), retry_after)
+                if reply.status == 507:
+                    tries, limit = full_disk, budget * DISK_PATIENCE
+            delay = tries.next_delay(self._clock(), retry_after)
             if delay is None:
                 raise ServerUnreachable(
-                    f"No answer from {self.server_url} to {call} within {budget:g} s: {cause}. "
+                    f"No answer from {self.server_url} to {call} within {limit:g} s: {cause}. "
                     "Check that the server runs and that the address is right."
                 ) from cause
-            waited = backoff.waited(self._clock())
+            waited = tries.waited(self._clock())
             if waited + delay > 1.0:
                 self.notice(
-                    f"waiting for {self.server_url} since {waited:.0f} s ({cause}); giving up after {budget:g} s"
+                    f"waiting for {self.server_url} since {waited:.0f} s ({cause}); giving up after {limit:g} s"
                 )
             yield Pause(delay)
 

@@ -66,8 +66,8 @@ class SwarmClient:
         auto_start_swarm_server: where the address is this machine's and nothing listens there, start
             ``ajet-swarm start`` as a child and stop it at exit.
         api_key: the admin key; default: the environment's ``AJET_SWARM_KEY``.
-        retry_budget_s: seconds that a call waits for a server that does not answer (restart, network, full disk)
-            before it raises :class:`~ajet.schema.errors.ServerUnreachable`.
+        retry_budget_s: seconds that a call waits for a server that does not answer (restart, network) before it raises
+            :class:`~ajet.schema.errors.ServerUnreachable`; 144 times as long while the server says that its disk is full.
         pool_size: connections at most; one a thread that waits is enough.
     """
 

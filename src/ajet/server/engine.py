@@ -28,6 +28,7 @@ from ajet.pool.reasons import DropReason
 from ajet.pool.records import BatchFormed
 from ajet.schema.errors import (
     AjetError,
+    DiskRefused,
     EngineFailed,
     EngineStateConflict,
     EngineUnavailable,
@@ -91,6 +92,10 @@ class Engine:
         self.backbone: Backbone | None = None
         self.info: BackboneInfo | None = None
         self.tearing_down = False
+        self.resuming = False
+        """Whether what ran before the server went away is to be started again."""
+        self.waits_for_disk: str | None = None
+        """What the disk said when the experiment could not be opened; it is tried again."""
         self.on_open: Callable[[Path], None] | None = None
         """Told the experiment's folder each time one is opened (the process logs into it)."""
         self._make_backbone = backbone_factory
@@ -143,8 +148,9 @@ class Engine:
 
         Raises:
             EngineUnavailable: not serving within ``timeout_s``, or nothing is about to serve.
-            EngineFailed: it gave up.
+            EngineFailed: it gave up. DiskRefused: see :meth:`check_disk`.
         """
+        self.check_disk()
         if self.state not in SERVING or self.backbone is None:
             await self.changed.wait_until(
                 lambda: (self.state in SERVING and self.backbone is not None) or self.state in (S.OFFLINE, S.FAILED),
@@ -162,6 +168,7 @@ class Engine:
         def known() -> bool:
             return self.experiment is not None and self.experiment.registry is not None
 
+        self.check_disk()
         if not known():
             await self.changed.wait_until(lambda: known() or self.state in (S.OFFLINE, S.FAILED), timeout_s)
         if self.experiment is not None and self.experiment.registry is not None and not self.tearing_down:
@@ -215,7 +222,8 @@ class Engine:
                 self.on_open(self.experiment.folder)
             self._mark_running(True)
             self._stop = self.tearing_down = False
-            self.failure = self.last_error = None
+            self.failure = self.last_error = self.waits_for_disk = None
+            self.resuming = False
             self.warnings = []
             self._set(S.BOOTING)
             self._task = asyncio.create_task(self._run(self.experiment), name="engine")
@@ -225,6 +233,7 @@ class Engine:
         """Finish the current update, save, and go OFFLINE. ``resume_later``: the next server start goes on by itself."""
         if not resume_later:
             self._mark_running(False)
+        self.resuming, self.waits_for_disk = False, None
         if self.state is S.FAILED:
             self._set(S.OFFLINE)
         if self.state in RUNNING:
@@ -242,7 +251,13 @@ class Engine:
         job = running_job(self.settings.data_dir)
         if job is not None:
             self.job = job
-        return job is not None
+            self.resuming = True
+        return self.resuming
+
+    def check_disk(self) -> None:
+        """Raises :class:`DiskRefused` while the experiment waits for its disk before it can be opened."""
+        if self.waits_for_disk is not None:
+            raise DiskRefused(self.waits_for_disk)
 
     def _mark_running(self, running: bool) -> None:
         try:
@@ -405,7 +420,7 @@ class Engine:
         self, experiment: Experiment, backbone: Backbone, *, must: bool, died: asyncio.Task[BackboneDied]
     ) -> bool:
         """Save; where the disk refuses and the checkpoint ``must`` exist, try until it does."""
-        while not await training.save(experiment, backbone):
+        while not await training.save(experiment, backbone, self.info.parameters if self.info else None):
             self.last_error = f"Checkpoint: {experiment.checkpoint_error}"
             if not must:
                 return False

@@ -51,6 +51,8 @@ class Store(Protocol):
 
     def latest_valid(self) -> Any: ...
 
+    def shortage(self, parameters: int | None) -> str | None: ...
+
     def save(self, step: int, write: Callable[..., Any], *, digest: str, metric: float | None) -> Any: ...
 
 
@@ -183,7 +185,7 @@ class Experiment:
             self.zero_watch.see(step.metrics)
         if steps:
             self.last_metrics = line(steps[-1])
-        self.rewrite_metrics(steps)
+        await asyncio.to_thread(self.rewrite_metrics, steps)
 
     def backbone_job(self) -> dict[str, Any]:
         """The configuration to boot a backbone with: threads that were chosen at the first boot stay."""
@@ -212,10 +214,11 @@ class Experiment:
         """Add a step's line; what the disk refuses now is made up for later."""
         self.last_metrics = line(step)
         if self.metrics_file.dirty:
-            self.rewrite_metrics(await asyncio.to_thread(journal_read.steps, self.journal.path))
+            steps = await asyncio.to_thread(journal_read.steps, self.journal.path)
+            await asyncio.to_thread(self.rewrite_metrics, steps)
             return
         try:
-            self.metrics_file.append(step)
+            await asyncio.to_thread(self.metrics_file.append, step)
         except OSError as err:
             log.warning("metrics.jsonl could not be written: %s", err)
 

@@ -22,7 +22,7 @@ from ajet.pool import journal_read
 from ajet.pool.groups import Batch, Drop
 from ajet.pool.reasons import DropReason
 from ajet.pool.records import BatchFormed, Counted, StepDone
-from ajet.schema.errors import AjetError, EngineFailed
+from ajet.schema.errors import AjetError, DiskRefused, EngineFailed
 from ajet.server.experiment import Experiment
 from ajet.server.metrics import batch_metrics, lag_histogram
 from ajet.trajectory import TrainBatch, build_rows
@@ -192,8 +192,11 @@ async def replay(experiment: Experiment, backbone: Backbone) -> list[str]:
     return warnings
 
 
-async def save(experiment: Experiment, backbone: Backbone) -> bool:
-    """Save a checkpoint of the current step. False (and said so) where the disk refuses.
+async def save(experiment: Experiment, backbone: Backbone, parameters: int | None = None) -> bool:
+    """Save a checkpoint of the current step. False (and said so) where the disk refuses, or has no room for it.
+
+    Args:
+        parameters: of the model, to estimate the first checkpoint's size by.
 
     Raises:
         BackboneDied: nothing was saved.
@@ -202,6 +205,9 @@ async def save(experiment: Experiment, backbone: Backbone) -> bool:
     before = experiment.checkpoint_step
     metric = experiment.last_metrics.get(experiment.config.checkpoint.best_metric)
     try:
+        shortage = await asyncio.to_thread(experiment.store.shortage, parameters)
+        if shortage is not None:
+            raise DiskRefused(shortage)
         saved = experiment.store.save(
             step,
             lambda directory: backbone.save(str(directory)),

@@ -237,4 +237,4 @@ def test_the_next_size_is_estimated_from_the_newest_or_the_parameters(tmp_path):
     assert store.estimate(parameters=1000) == 12_000
     saved = save(store, 1)
     assert saved.bytes <= store.estimate() <= saved.bytes * 1.1
-    assert store.room()
+    assert store.shortage() is None

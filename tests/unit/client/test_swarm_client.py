@@ -97,12 +97,21 @@ def test_a_zero_budget_asks_once(swarm: FakeSwarm) -> None:
 
 
 def test_a_full_disk_that_outlives_the_budget_is_the_cause(swarm: FakeSwarm) -> None:
-    client = SwarmClient(swarm.url, verbose=False, retry_budget_s=0.2)
+    client = SwarmClient(swarm.url, verbose=False, retry_budget_s=0.002)
     episode, _ = client.begin_episode()
     swarm.faults["POST /swarm/v1/episodes/"] = [507] * 100
     with pytest.raises(ServerUnreachable) as caught:
         client.end_episode(TASK, episode, WON)
     assert isinstance(caught.value.__cause__, DiskRefused)
+
+
+def test_a_full_disk_is_waited_for_longer_than_a_silent_server(swarm: FakeSwarm) -> None:
+    client = SwarmClient(swarm.url, verbose=False, retry_budget_s=0.2)
+    episode, _ = client.begin_episode()
+    swarm.faults["POST /swarm/v1/episodes/"] = [507] * 6
+    began = time.monotonic()
+    client.end_episode(TASK, episode, WON)
+    assert time.monotonic() - began > 0.4
 
 
 def test_a_server_that_comes_back_is_waited_for_and_said_so(capsys: pytest.CaptureFixture[str]) -> None:
