@@ -19,11 +19,23 @@ from starlette.routing import Route as StarletteRoute
 
 from ajet.backbone.protocol import Backbone
 from ajet.default_config.schema import AjetConfig
-from ajet.schema.errors import AjetError, InvalidKey, InvalidRequest, NotFound, TooLarge
+from ajet.schema.errors import AjetError, DiskRefused, InvalidKey, InvalidRequest, NotFound
+from ajet.schema.wire import EngineState
 from ajet.server.auth import Keys, bearer
 from ajet.server.engine import Engine
 from ajet.server.events import Events
-from ajet.server.http import Receive, Scope, Send, error_parts, error_response, guarded, json_response
+from ajet.server.http import (
+    Bodies,
+    Crowd,
+    Receive,
+    Scope,
+    Send,
+    check_head,
+    error_parts,
+    error_response,
+    guarded,
+    json_response,
+)
 from ajet.server.openapi import document
 from ajet.server.routes import chat, episodes, health, models, pool, status
 from ajet.server.routes import engine as engine_routes
@@ -45,6 +57,7 @@ ROUTES: list[Route] = [
 ]
 SHUTDOWN_S = 120.0
 """How long a stopping server waits for the update and the last checkpoint."""
+RESUME_FIRST_S, RESUME_RETRY_S = 10.0, 2.0
 
 
 def embedded_backbone(config: AjetConfig) -> Backbone:
@@ -75,16 +88,19 @@ class SwarmApp:
         self.keys = keys
         self.events: Events = engine.events
         self._starlette = starlette
-        self._chat = chat.ChatEndpoint(engine, keys)
-        self._header_limit = engine.settings.limits.header_bytes
+        self._limits = engine.settings.limits
+        self._chat = chat.ChatEndpoint(engine, keys, starlette.state.bodies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             if scope["path"] == chat.PATH and scope["method"] == "POST":
                 await self._chat(scope, receive, send)
                 return
-            if sum(len(k) + len(v) for k, v in scope["headers"]) > self._header_limit:
-                status, body, headers = error_parts(TooLarge(f"The headers exceed {self._header_limit} bytes."))
+            try:
+                check_head(scope, self._limits)
+            except AjetError as err:
+                status, body, headers = error_parts(err)
+                headers.append((b"content-length", b"%d" % len(body)))
                 await send({"type": "http.response.start", "status": status, "headers": headers})
                 await send({"type": "http.response.body", "body": body})
                 return
@@ -118,15 +134,13 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        if engine.resume():
-            assert engine.job is not None
-            log.info("resuming experiment %s", engine.job.experiment_name)
-            try:
-                await engine.start()
-            except AjetError as err:
-                engine.last_error = err.message
-                log.error("the experiment could not be resumed: %s", err.message)
+        resuming = asyncio.create_task(_resume(engine)) if engine.resume() else None
+        if resuming is not None:
+            # A first try is made before the first request is answered.
+            await asyncio.wait([resuming], timeout=RESUME_FIRST_S)
         yield
+        if resuming is not None:
+            resuming.cancel()
         await engine.stop(resume_later=True)
         try:
             await asyncio.wait_for(engine.wait_stopped(), SHUTDOWN_S)
@@ -146,9 +160,31 @@ def create_app(
     starlette.state.keys = keys
     starlette.state.events = events
     starlette.state.telemetry = telemetry
-    starlette.state.limits = settings.limits
-    starlette.state.large_bodies = asyncio.Semaphore(1)
+    limits = starlette.state.limits = settings.limits
+    starlette.state.bodies = Bodies(limits.large_bodies)
+    starlette.state.begins = Crowd("waiting requests for an episode", limits.waiting_begins, limits.waiting_per_client)
+    starlette.state.polls = Crowd("waiting requests for the status", limits.long_polls)
+    starlette.state.streams = Crowd("event streams", limits.event_streams)
     return SwarmApp(engine, keys, starlette)
+
+
+async def _resume(engine: Engine) -> None:
+    """Start what was running; while the disk refuses, try again until it does not or somebody starts another engine."""
+    assert engine.job is not None
+    log.info("resuming experiment %s", engine.job.experiment_name)
+    while engine.state is EngineState.OFFLINE and engine.resuming:
+        try:
+            await engine.start()
+            return
+        except DiskRefused as err:
+            if engine.waits_for_disk is None:
+                log.error("the experiment cannot be resumed yet: %s", err.message)
+            engine.last_error = engine.waits_for_disk = err.message
+            await engine.changed.wait_until(lambda: engine.state is not EngineState.OFFLINE, RESUME_RETRY_S)
+        except AjetError as err:
+            engine.last_error = err.message
+            log.error("the experiment could not be resumed: %s", err.message)
+            return
 
 
 def _protect(route: Route, keys: Keys) -> Callable[[Request], Awaitable[Response]]:
@@ -158,7 +194,13 @@ def _protect(route: Route, keys: Keys) -> Callable[[Request], Awaitable[Response
         if route.access != "open":
             token = bearer(request.headers.get("authorization"))
             try:
-                keys.check_admin(token, origin=request.headers.get("origin"), host=request.headers.get("host"))
+                headers = request.headers
+                keys.check_admin(
+                    token,
+                    origin=headers.get("origin"),
+                    host=headers.get("host"),
+                    site=headers.get("sec-fetch-site"),
+                )
             except InvalidKey:
                 if route.access != "any":
                     raise

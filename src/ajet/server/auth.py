@@ -1,7 +1,7 @@
 """Keys: one admin key, and one signed key per episode.
 
-Promises: comparisons take constant time; the signing secret and a generated admin key lie in files of mode 0600;
-no key is ever logged. On loopback without an admin key, calls are accepted from this machine's own programs only:
+Promises: comparisons take constant time; the signing secret and a generated admin key lie in files of mode 0600 (one
+that others could read is closed to them, and said so); no key is ever logged. On loopback without an admin key, calls are accepted from this machine's own programs only:
 a browser page of another origin, or one that reached us under another host name, is refused.
 """
 
@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ajet.schema.endpoint import EpisodeKey
 from ajet.schema.errors import ConfigError, Forbidden, InvalidKey
 from ajet.server.settings import ServerSettings, is_loopback
+
+log = logging.getLogger("ajet.keys")
 
 KEY_VARIABLE = "AJET_SWARM_KEY"
 SIGNATURE_HEX = 40
@@ -32,15 +36,27 @@ class Keys:
     def __init__(self, settings: ServerSettings) -> None:
         folder = settings.data_dir
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        secret = bytes.fromhex(_kept(folder / "secret", lambda: secrets.token_hex(32)))
+        kept = _kept(folder / "secret", lambda: secrets.token_hex(32))
+        try:
+            secret = bytes.fromhex(kept)
+        except ValueError:
+            secret = b""
+        if len(secret) < 16:
+            raise ConfigError(
+                f"{folder / 'secret'} is not the secret that this server wrote. Restore it; or remove it, and open episodes "
+                "lose their keys."
+            )
         self._signer = hmac.new(secret, digestmod="sha256")
-        admin = settings.admin_key or os.environ.get(KEY_VARIABLE) or None
+        admin = settings.admin_key or os.environ.get(KEY_VARIABLE, "").strip() or None
         self.generated = False
         if admin is None and not settings.loopback:
             admin = _kept(folder / "admin.key", lambda: "ajet-" + secrets.token_urlsafe(32))
             self.generated = True
+        admin = admin.strip() if admin else None
         if admin is not None and len(admin) < 8:
             raise ConfigError(f"{KEY_VARIABLE} is shorter than 8 characters. Choose a longer one.")
+        if admin is not None and not (admin.isascii() and admin.isprintable()):
+            raise ConfigError(f"{KEY_VARIABLE} has characters that no HTTP header carries. Use plain ASCII ones.")
         self._admin = admin.encode() if admin else None
 
     @property
@@ -68,13 +84,16 @@ class Keys:
             )
         return key
 
-    def check_admin(self, token: str | None, *, origin: str | None, host: str | None) -> None:
-        """Raises :class:`InvalidKey` or :class:`Forbidden` unless this request may use the swarm API."""
+    def check_admin(self, token: str | None, *, origin: str | None, host: str | None, site: str | None = None) -> None:
+        """Raises :class:`InvalidKey` or :class:`Forbidden` unless this request may use the swarm API.
+
+        Args:
+            origin, host, site: the headers ``Origin``, ``Host`` and ``Sec-Fetch-Site``.
+        """
         if self._admin is None:
-            name = _host_name(host)
-            if name is not None and not is_loopback(name):
-                raise Forbidden(f"This server has no key and answers to loopback names only, not to {name!r}.")
-            if origin is not None and not is_loopback(urlsplit(origin).hostname or ""):
+            if host and not is_loopback(_host_name(f"//{host}")):
+                raise Forbidden(f"This server has no key and answers to loopback names only, not to {host[:100]!r}.")
+            if site == "cross-site" or (origin is not None and not is_loopback(_host_name(origin))):
                 raise Forbidden("Calls from a web page of another origin are refused while no AJET_SWARM_KEY is set.")
             return
         if token is None:
@@ -96,23 +115,34 @@ def bearer(header: str | None) -> str | None:
     return token.strip() if kind.lower() == "bearer" and token.strip() else None
 
 
-def _host_name(host: str | None) -> str | None:
-    if not host:
-        return None
-    return urlsplit(f"//{host}").hostname
+def _host_name(url: str) -> str:
+    """The host that a URL names; empty where it names none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
-def _kept(path: Path, make) -> str:
+def _kept(path: Path, make: Callable[[], str]) -> str:
     """The content of a private file, made on first use."""
     try:
-        kept = path.read_text().strip()
+        with path.open() as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                log.warning("%s could be read by other users of this machine; now only by its owner", path)
+                os.fchmod(file.fileno(), 0o600)
+            kept = file.read().strip()
         if kept:
             return kept
     except FileNotFoundError:
         pass
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{path} is not what this server wrote. Restore it, or remove it to have a new one."
+        ) from None
     value = make()
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(value)
         file.flush()
         os.fsync(file.fileno())

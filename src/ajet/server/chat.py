@@ -24,6 +24,8 @@ from ajet.server.episode import OpenEpisode
 from ajet.server.experiment import Experiment
 from ajet.trajectory import Call, ChatRenderer, Prepared
 
+UNLIKELY_PER_TOKEN = 8
+"""Characters a token; a prompt with more of them for the whole context is hardly one that fits."""
 OnText = Callable[[int, str, list[dict[str, Any]] | None], None]
 """Called with (choice index, text that is final, its log-probs) while a reply is sampled."""
 
@@ -87,11 +89,11 @@ async def answer(
         EngineUnavailable, DiskRefused: retry. EngineFailed: do not.
     """
     limits = engine.settings.limits
-    if engine.telemetry.in_flight >= limits.chats_in_flight:
-        raise RateLimited(f"{engine.telemetry.in_flight} chat calls are in flight. Retry in a second.")
     registry = await engine.wait_registry(limits.chat_wait_s)
     episode = await registry.find(key.episode)
     episode.check_open()
+    if len(episode.in_flight) >= limits.chats_per_episode:
+        raise RateLimited(f"{len(episode.in_flight)} calls of this episode are in flight. Retry in a second.")
     check_sampling(body, request, trained=episode.train and not request.frozen)
     task = asyncio.current_task()
     assert task is not None
@@ -136,6 +138,7 @@ async def _serve(
     experiment, _ = await engine.wait_backbone(engine.settings.limits.chat_wait_s)
     renderer = experiment.renderer
     assert renderer is not None
+    await _refuse_hopeless(renderer, request, experiment.config.rollout.max_model_len)
     recorded = not request.frozen
     if recorded:
         tag = episode.tags.get(key.agent)
@@ -169,6 +172,31 @@ async def _serve(
     return done
 
 
+async def _refuse_hopeless(renderer: ChatRenderer, request: ChatRequest, most: int) -> None:
+    """Find out apart from the event loop whether a prompt that is far too long really is.
+
+    Tokenizing one of many megabytes takes seconds, in which nobody else would be served.
+    """
+    size = sum(_length(message.get("content")) for message in request.messages)
+    if size <= UNLIKELY_PER_TOKEN * most:
+        return
+    tokens = len(await asyncio.to_thread(renderer.render, request.messages, request.tools))
+    if tokens >= most:
+        raise _too_long(most, tokens)
+
+
+def _length(content: Any) -> int:
+    return len(content) if isinstance(content, str) else sum(len(str(part)) for part in content or ())
+
+
+def _too_long(most: int, tokens: int) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        f"This model's maximum context length is {most} tokens, and the messages have {tokens}. Shorten them, or raise "
+        "rollout.max_model_len.",
+        param="messages",
+    )
+
+
 def _repeat(engine: Engine, episode: OpenEpisode, calls: list[Call], on_text: OnText | None) -> Answered:
     """The answer on record, once more. Alternatives to its tokens (``top_logprobs``) are not kept."""
     engine.telemetry.count("chat_repeats")
@@ -188,11 +216,7 @@ def _sampling(experiment: Experiment, episode: OpenEpisode, request: ChatRequest
     rollout = experiment.config.rollout
     room = rollout.max_model_len - prompt_tokens
     if room < 1:
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {rollout.max_model_len} tokens, and the messages have "
-            f"{prompt_tokens}. Shorten them, or raise rollout.max_model_len.",
-            param="messages",
-        )
+        raise _too_long(rollout.max_model_len, prompt_tokens)
     default = rollout if episode.train else rollout.val_kwargs
     limit = min(rollout.max_response_length_in_one_turn, room)
     assert experiment.renderer is not None

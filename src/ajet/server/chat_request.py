@@ -121,21 +121,34 @@ def _messages(body: dict[str, Any], limits: Limits) -> list[dict[str, Any]]:
             raise InvalidRequest(
                 f"messages[{i}].content must be text or a list of parts.", param=f"messages[{i}].content"
             )
+        if any(type(v) in (dict, list) and _deeper(v, limits.depth) for v in message.values()):
+            raise InvalidRequest(f"messages[{i}] is nested deeper than {limits.depth} levels.", param=f"messages[{i}]")
         calls = message.get("tool_calls")
         if calls is not None and not (isinstance(calls, list) and all(_is_tool_call(call) for call in calls)):
             raise InvalidRequest(f"messages[{i}].tool_calls is not a list of calls.", param=f"messages[{i}].tool_calls")
     return messages
 
 
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested deeper than ``levels``."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    elif not isinstance(value, list):
+        return False
+    return levels == 0 or any(_deeper(inner, levels - 1) for inner in value)
+
+
 def _is_tool_call(call: Any) -> bool:
     return isinstance(call, dict) and (call.get("function") is None or isinstance(call["function"], dict))
 
 
-def _tools(body: dict[str, Any]) -> list[dict[str, Any]] | None:
+def _tools(body: dict[str, Any], limits: Limits) -> list[dict[str, Any]] | None:
     tools = body.get("tools")
     choice = body.get("tool_choice")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise InvalidRequest("tools must be a list of objects.", param="tools")
+    if tools is not None and _deeper(tools, limits.depth):
+        raise InvalidRequest(f"tools is nested deeper than {limits.depth} levels.", param="tools")
     if choice not in (None, "auto", "none"):
         raise InvalidRequest(
             "tool_choice can be 'auto' or 'none': this server does not force a call. Say in the prompt which tool to use.",
@@ -176,7 +189,7 @@ def parse_chat(body: Any, limits: Limits) -> ChatRequest:
     return ChatRequest(
         messages=_messages(body, limits),
         model=model or "policy",
-        tools=_tools(body),
+        tools=_tools(body, limits),
         stream=_flag(body, "stream"),
         include_usage=bool(options.get("include_usage")) if isinstance(options, dict) else False,
         temperature=_number(body, "temperature", 0, 10),

@@ -1,4 +1,4 @@
-"""HTTP without surprises: bounded bodies, one JSON error shape, disconnects noticed.
+"""HTTP without surprises: bounded bodies and crowds, one JSON error shape, disconnects noticed.
 
 Used by every route. :func:`guarded` is the request boundary: what is an :class:`AjetError` becomes its status and
 body, anything else is logged, counted and answered as a 500 that tells nothing of the inside.
@@ -7,8 +7,10 @@ body, anything else is logged, counted and answered as a 500 that tells nothing 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from typing import Any, TypeVar
 
 import orjson
@@ -16,7 +18,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ajet.schema.errors import AjetError, InvalidRequest, TooLarge, error_body
+from ajet.schema.errors import AjetError, InvalidRequest, RateLimited, TooLarge, error_body
+from ajet.server.settings import Limits
 
 log = logging.getLogger("ajet.http")
 
@@ -26,7 +29,10 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-LARGE_BODY = 64 << 10
+PARSE_APART = 64 << 10
+"""Bodies from this size on are parsed in a thread, one at a time, so that small requests pass them by."""
+HUGE_BODY = 1 << 20
+"""Only so many bodies from this size on are held at once (``limits.large_bodies``)."""
 JSON_HEADERS: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
 
 
@@ -54,36 +60,128 @@ def error_response(err: AjetError) -> Response:
     return Response(body, status, headers={k.decode(): v.decode() for k, v in headers})
 
 
-async def read_body(receive: Receive, headers: list[tuple[bytes, bytes]], limit: int) -> bytes:
-    """The whole body. Raises :class:`TooLarge` as soon as it is known to be, :class:`Disconnected` if cut off."""
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit() and int(value) > limit:
-            raise TooLarge(f"The body has {int(value)} bytes; at most {limit} are accepted.")
-    parts: list[bytes] = []
+class UnsupportedEncoding(InvalidRequest):
+    """A compressed body."""
+
+    http_status, code = 415, "unsupported_encoding"
+
+
+class UrlTooLong(TooLarge):
+    http_status = 414
+
+
+def check_head(scope: Scope, limits: Limits) -> None:
+    """Refuse heads that are too large, and bodies that are not sent as they are.
+
+    Raises:
+        TooLarge, UnsupportedEncoding: see the message.
+    """
     size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Disconnected
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise TooLarge(f"The body is larger than the {limit} bytes that are accepted.")
-        parts.append(part)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+    for name, value in scope["headers"]:
+        size += len(name) + len(value)
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise UnsupportedEncoding("Compressed bodies are not accepted. Send the JSON as it is.")
+    if size > limits.header_bytes:
+        raise TooLarge(f"The headers have {size} bytes; at most {limits.header_bytes} are accepted.")
+    if len(scope.get("raw_path") or scope["path"]) + len(scope.get("query_string", b"")) > limits.url_bytes:
+        raise UrlTooLong(f"The URL is longer than the {limits.url_bytes} bytes that are accepted.")
+
+
+class Crowd:
+    """At most ``total`` at once, and at most ``each`` of one name."""
+
+    def __init__(self, what: str, total: int, each: int | None = None) -> None:
+        self._what, self._total, self._each = what, total, each
+        self._inside: Counter[str] = Counter()
+        self._count = 0
+
+    @contextlib.contextmanager
+    def enter(self, name: str = "") -> Iterator[None]:
+        """Raises :class:`RateLimited` where there is no room."""
+        if self._count >= self._total:
+            raise RateLimited(f"{self._count} {self._what} are open at once. Retry in a second.")
+        if self._each is not None and self._inside[name] >= self._each:
+            raise RateLimited(f"{self._inside[name]} {self._what} of {name} are open at once. Retry in a second.")
+        self._count += 1
+        self._inside[name] += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+            self._inside[name] -= 1
+            if not self._inside[name]:
+                del self._inside[name]
+
+
+class Bodies:
+    """Reads bodies. However many come at once, the memory that huge ones take is bounded: others wait, unread."""
+
+    def __init__(self, at_once: int) -> None:
+        self._huge = asyncio.Semaphore(at_once)
+        self._parsing = asyncio.Semaphore(1)
+
+    @contextlib.asynccontextmanager
+    async def read(self, receive: Receive, headers: list[tuple[bytes, bytes]], limit: int) -> AsyncIterator[bytes]:
+        """The whole body, for as long as the block lasts.
+
+        Raises:
+            TooLarge: as soon as it is known to be. Disconnected: it was cut off.
+        """
+        async with contextlib.AsyncExitStack() as held:
+            yield await self._whole(receive, headers, limit, held)
+
+    async def _whole(
+        self, receive: Receive, headers: list[tuple[bytes, bytes]], limit: int, held: contextlib.AsyncExitStack
+    ) -> bytes:
+        huge = False
+        for name, value in headers:
+            if name == b"content-length" and value.isdigit():
+                if len(value) > 18 or int(value) > limit:
+                    raise TooLarge(f"The body has {value[:30].decode()} bytes; at most {limit} are accepted.")
+                if int(value) > HUGE_BODY:
+                    huge = True
+                    await held.enter_async_context(self._huge)
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise TooLarge(f"The body is larger than the {limit} bytes that are accepted.")
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+            if size > HUGE_BODY and not huge:
+                huge = True
+                await held.enter_async_context(self._huge)
+
+    async def parse(self, body: bytes, parse: Callable[[bytes], T]) -> T:
+        """``parse(body)``; of large bodies one at a time, in a thread."""
+        if len(body) < PARSE_APART:
+            return parse(body)
+        async with self._parsing:
+            return await asyncio.to_thread(parse, body)
 
 
 async def read_model(request: Request, model: type[M]) -> M:
-    """The body as ``model``. Large ones are parsed one at a time in a thread, so that small requests pass them by."""
-    body = await read_body(request.receive, request.scope["headers"], request.app.state.limits.control_body_bytes)
-    try:
-        if len(body) < LARGE_BODY:
-            return model.model_validate_json(body or b"{}")
-        async with request.app.state.large_bodies:
-            return await asyncio.to_thread(model.model_validate_json, body)
-    except ValidationError as err:
-        raise validation_error(err) from None
+    """The body as ``model``."""
+    state = request.app.state
+    limit = state.limits.control_body_bytes
+    async with state.bodies.read(request.receive, request.scope["headers"], limit) as body:
+        try:
+            return await state.bodies.parse(body or b"{}", model.model_validate_json)
+        except ValidationError as err:
+            raise validation_error(err) from None
+
+
+def whole_number(text: str, digits: int, name: str) -> int:
+    """A query parameter. Raises :class:`InvalidRequest` unless it is a number of at most ``digits`` plain digits."""
+    if not (text.isascii() and text.isdigit() and len(text) <= digits):
+        raise InvalidRequest(f"{name} must be a whole number of at most {digits} digits.", param=name)
+    return int(text)
 
 
 def validation_error(err: ValidationError) -> InvalidRequest:

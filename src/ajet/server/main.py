@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,14 @@ from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import AjetError, ConfigError
 from ajet.server import logs
 from ajet.server.app import SwarmApp, create_app, embedded_backbone
-from ajet.server.auth import KEY_VARIABLE
-from ajet.server.settings import ServerSettings
+from ajet.server.auth import KEY_VARIABLE, Keys
+from ajet.server.connection import bounded
+from ajet.server.settings import Limits, ServerSettings
 
 log = logging.getLogger("ajet.server")
+ROOM_RETRY_S = 1.0
+OTHER_FILES = 192
+"""Open files that are kept for journals, checkpoints and logs."""
 
 
 def serve(
@@ -43,17 +50,17 @@ def serve(
         ConfigError: the address is taken, or the job is not valid.
     """
     settings = ServerSettings(host=host, port=port, exp_dir=Path(exp_dir))
-    settings.exp_dir.mkdir(parents=True, exist_ok=True)
+    _wait_for_room(settings)
     logs.set_up(settings.exp_dir / "server.log")
     listener = _listen(host, port)
     bound = listener.getsockname()[1]
-    settings = ServerSettings(host=host, port=bound, exp_dir=Path(exp_dir))
+    settings = ServerSettings(host=host, port=bound, exp_dir=Path(exp_dir), limits=_with_open_files(Limits()))
     app = create_app(settings, backbone_factory, **app_options)
     app.engine.on_open = lambda folder: logs.set_up(folder / "server.log")
     if config is not None and not app.engine.resume():
         app.engine.put_job(_job_of(Path(config)))
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
-    server = uvicorn.Server(server_config(_Autostart(app) if config is not None else app))
+    server = uvicorn.Server(server_config(_Autostart(app) if config is not None else app, settings.limits))
     log.info("swarm server at %s, experiments in %s", url, settings.exp_dir)
     if app.keys.generated:
         log.info("admin key: set %s to the content of %s", KEY_VARIABLE, settings.data_dir / "admin.key")
@@ -63,14 +70,56 @@ def serve(
         server.run(sockets=[listener])
 
 
-def server_config(app: Any) -> uvicorn.Config:
+def _wait_for_room(settings: ServerSettings) -> None:
+    """Make the folders and keys; wait while their disk is full.
+
+    Raises:
+        ConfigError: they cannot be written for another reason.
+    """
+    said = False
+    while True:
+        try:
+            settings.exp_dir.mkdir(parents=True, exist_ok=True)
+            Keys(settings)
+            return
+        except OSError as err:
+            if err.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise ConfigError(
+                    f"The folder {settings.exp_dir} cannot be written: {err.strerror}. Choose another --exp-dir."
+                ) from err
+            if not said:
+                logs.set_up()
+                log.error(
+                    "the disk under %s is full: waiting until there is room for the server's keys", settings.exp_dir
+                )
+                said = True
+            time.sleep(ROOM_RETRY_S)
+
+
+def _with_open_files(limits: Limits) -> Limits:
+    """Allow this process as many open files as it may have, and no more connections than these leave room for."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return limits
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return limits
+    return replace(limits, connections=min(limits.connections, max(32, files - OTHER_FILES)))
+
+
+def server_config(app: Any, limits: Limits | None = None) -> uvicorn.Config:
     """uvicorn as this server wants it."""
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=bounded(limits or Limits()),
+        ws="none",
         access_log=False,
-        log_level="warning",
+        log_level="error",
         lifespan="on",
         timeout_keep_alive=75,
         backlog=4096,

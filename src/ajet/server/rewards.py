@@ -7,6 +7,9 @@ import math
 from ajet.schema.errors import IncompleteReward, InvalidRequest
 from ajet.schema.task import Task, WorkflowOutput
 
+METRICS, METRIC_NAME = 256, 128
+"""Numbers of an episode that become curves, and how long their names may be."""
+
 
 def check_result(task: Task, output: WorkflowOutput, tags: dict[str, str], declared: str | None) -> None:
     """Refuse a result that could not be trained as it is meant.
@@ -16,7 +19,7 @@ def check_result(task: Task, output: WorkflowOutput, tags: dict[str, str], decla
         declared: the task id told when the episode began, if it was.
 
     Raises:
-        InvalidRequest: empty task id, another task than declared, no reward, a number that is not finite.
+        InvalidRequest: empty task id, another task than declared, no reward, a number that is not finite, too many.
         IncompleteReward: a dict that leaves out agents that spoke; ``details['missing']`` names them.
     """
     if not task.task_id.strip():
@@ -38,6 +41,14 @@ def check_result(task: Task, output: WorkflowOutput, tags: dict[str, str], decla
     if bad:
         raise InvalidRequest(
             f"output.log_metrics has numbers that are not finite: {', '.join(bad)}.", param="output.log_metrics"
+        )
+    long = [key[:40] for key in output.log_metrics if len(key) > METRIC_NAME]
+    if len(output.log_metrics) > METRICS or long:
+        raise InvalidRequest(
+            f"output.log_metrics may have {METRICS} numbers with names of at most {METRIC_NAME} characters"
+            + (f"; too long: {', '.join(long[:3])}…" if long else f", not {len(output.log_metrics)}")
+            + ". They become curves: put long logs into output.metadata.",
+            param="output.log_metrics",
         )
     if isinstance(output.reward, dict):
         missing = [

@@ -9,9 +9,18 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may cost.
+    """What requests, peers and clients may cost.
 
     Attributes:
+        large_bodies: bodies above a megabyte that are held in memory at once; further ones wait to be read.
+        depth: of nesting in a JSON body.
+        connections: open at once. The process's limit of open files may lower it.
+        header_s: within which a request's head must come whole. body_s: the same for its body, not counting the time in
+            which the server does not read. body_bytes_per_s: slower bodies are given up.
+        write_s: a peer that reads nothing for so long is cut off.
+        chats_in_flight, chats_per_episode: chat requests at once, from the first byte of the body to the answer.
+        waiting_begins, waiting_per_client: requests that wait for a lease at once.
+        long_polls, event_streams: of ``GET /status`` and ``GET /events`` at once.
         chat_wait_s: how long a chat call may wait for an update, a boot or a restart before it gets a 503.
         backbone_deaths: deaths without a finished step in between after which the engine is FAILED.
         backoff_s: pause before the first restart of a dead backbone; doubles up to ``backoff_max_s``.
@@ -19,11 +28,24 @@ class Limits:
 
     chat_body_bytes: int = 16 << 20
     control_body_bytes: int = 32 << 20
+    large_bodies: int = 64
     header_bytes: int = 32 << 10
+    url_bytes: int = 8 << 10
+    depth: int = 64
     messages: int = 4096
     choices: int = 128
     stop_strings: int = 16
+    connections: int = 16384
+    header_s: float = 20.0
+    body_s: float = 600.0
+    body_bytes_per_s: int = 1024
+    write_s: float = 60.0
     chats_in_flight: int = 8192
+    chats_per_episode: int = 256
+    waiting_begins: int = 16384
+    waiting_per_client: int = 2048
+    long_polls: int = 4096
+    event_streams: int = 256
     chat_wait_s: float = 900.0
     backbone_deaths: int = 5
     backoff_s: float = 0.5

@@ -176,7 +176,7 @@ class ChatRenderer:
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as err:
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as err:
             raise InvalidRequest(f"This model's chat template refuses these messages: {err}", param="messages") from err
 
     def _for_template(self, message: Message) -> Message:
@@ -195,8 +195,11 @@ class ChatRenderer:
         if isinstance(arguments, str):
             arguments = self._escape(arguments)
             try:
-                function["arguments"] = json.loads(arguments)
-            except ValueError:
+                parsed = json.loads(arguments)
+                if "\\u" in arguments:
+                    json.dumps(parsed, ensure_ascii=False).encode()  # half a character is text, not an object
+                function["arguments"] = parsed
+            except (ValueError, RecursionError):
                 function["arguments"] = arguments
         return {**call, "function": function}
 

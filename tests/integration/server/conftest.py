@@ -165,7 +165,7 @@ def serving(
 
     settings = ServerSettings(port=port, exp_dir=exp_dir, limits=limits, admin_key=admin_key)
     app = create_app(settings, factory, renderer_factory=lambda _config: renderer)
-    server = uvicorn.Server(server_config(app))
+    server = uvicorn.Server(server_config(app, limits))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def run() -> None:

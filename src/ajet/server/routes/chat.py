@@ -10,13 +10,13 @@ from typing import Any
 import orjson
 
 from ajet.schema.endpoint import EpisodeKey
-from ajet.schema.errors import AjetError, EngineUnavailable, InvalidRequest, TooLarge, error_body
+from ajet.schema.errors import AjetError, EngineUnavailable, InvalidRequest, RateLimited, error_body
 from ajet.server import chat
 from ajet.server.answers import Identity, identify
 from ajet.server.auth import Keys, bearer
 from ajet.server.chat_request import ChatRequest, parse_chat
 from ajet.server.engine import Engine
-from ajet.server.http import JSON_HEADERS, Disconnected, Receive, Scope, Send, error_parts, read_body
+from ajet.server.http import JSON_HEADERS, Bodies, Disconnected, Receive, Scope, Send, check_head, error_parts
 
 log = logging.getLogger("ajet.chat")
 
@@ -27,34 +27,36 @@ _SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache
 class ChatEndpoint:
     """Serves chat calls for ``engine``; every other path is the application's."""
 
-    def __init__(self, engine: Engine, keys: Keys) -> None:
+    def __init__(self, engine: Engine, keys: Keys, bodies: Bodies) -> None:
         self._engine = engine
         self._keys = keys
+        self._bodies = bodies
         self._limits = engine.settings.limits
+        self._inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._inside += 1
         try:
             headers = scope["headers"]
-            token, size = None, 0
-            repeat_key = retry_count = None
+            token = repeat_key = retry_count = None
             for name, value in headers:
-                size += len(name) + len(value)
                 if name == b"authorization":
                     token = bearer(value.decode("latin-1"))
                 elif name == b"idempotency-key":
                     repeat_key = value.decode("latin-1")
                 elif name == b"x-stainless-retry-count":
                     retry_count = value.decode("latin-1")
-            if size > self._limits.header_bytes:
-                raise TooLarge(f"The headers have {size} bytes; at most {self._limits.header_bytes} are accepted.")
+            check_head(scope, self._limits)
             key = self._keys.check_episode_key(token)
-            raw = await read_body(receive, headers, self._limits.chat_body_bytes)
-            try:
-                body = orjson.loads(raw)
-            except orjson.JSONDecodeError as err:
-                raise InvalidRequest(f"The body is not JSON: {err}") from None
-            request = parse_chat(body, self._limits)
-            identity = identify(raw, repeat_key, retry_count)
+            if self._inside > self._limits.chats_in_flight:
+                raise RateLimited(f"{self._inside - 1} chat calls are in flight. Retry in a second.")
+            async with self._bodies.read(receive, headers, self._limits.chat_body_bytes) as raw:
+                try:
+                    body = await self._bodies.parse(raw, orjson.loads)
+                except orjson.JSONDecodeError as err:
+                    raise InvalidRequest(f"The body is not JSON: {err}") from None
+                request = parse_chat(body, self._limits)
+                identity = identify(raw, repeat_key, retry_count)
             if request.stream:
                 await self._stream(key, body, request, identity, receive, send)
                 return
@@ -70,6 +72,8 @@ class ChatEndpoint:
             log.exception("unexpected error in a chat call")
             self._engine.telemetry.count("errors/internal")
             status, answer, out = error_parts(_internal(err))
+        finally:
+            self._inside -= 1
         out.append((b"content-length", b"%d" % len(answer)))
         await send({"type": "http.response.start", "status": status, "headers": out})
         await send({"type": "http.response.body", "body": answer})

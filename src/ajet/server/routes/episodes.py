@@ -45,7 +45,8 @@ _WHY = {
 async def begin(request: Request) -> Response:
     engine: Engine = request.app.state.engine
     wanted = await read_model(request, BeginRequest)
-    granted = await until_disconnect(request.receive, _begin(engine, wanted))
+    with request.app.state.begins.enter(wanted.client_id):
+        granted = await until_disconnect(request.receive, _begin(engine, wanted))
     if granted is None:
         why = _WHY.get(engine.state, "capacity")
         words = {
@@ -74,6 +75,7 @@ async def _begin(engine: Engine, wanted: BeginRequest) -> OpenEpisode | None:
     while True:
         if engine.state is EngineState.FINISHED and wanted.kind == "train":
             raise engine.finished_error()
+        engine.check_disk()
         if engine.state is EngineState.FAILED:
             raise EngineFailed(f"The engine failed: {engine.failure}")
         experiment = engine.experiment
@@ -193,6 +195,7 @@ ROUTES = [
         "Begin an episode; waits until it is granted.",
         request=BeginRequest,
         answer=BeginAnswer,
+        also={202: NotYet},
         statuses=(201, 202, 409),
     ),
     Route("GET", f"{SWARM}/episodes", list_open, "Open episodes, longest idle first.", answer=EpisodeList),

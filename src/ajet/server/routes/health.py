@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,14 +17,27 @@ from ajet.server.routes.route import SWARM, Route
 from ajet.server.status import status
 
 
+class Health(BaseModel):
+    """``GET /healthz``."""
+
+    status: str
+
+
+class Readiness(BaseModel):
+    """``GET /readyz``: 200 while chat calls and episodes are served (or wait for an update), else 503."""
+
+    status: str
+    state: EngineState
+
+
 async def healthz(_request: Request) -> Response:
-    return json_response({"status": "ok"})
+    return json_response(Health(status="ok"))
 
 
 async def readyz(request: Request) -> Response:
     state = request.app.state.engine.state
     ready = state in SERVING or state is EngineState.UPDATING
-    return json_response({"status": "ready" if ready else "not ready", "state": state.value}, 200 if ready else 503)
+    return json_response(Readiness(status="ready" if ready else "not ready", state=state), 200 if ready else 503)
 
 
 class _Collector:
@@ -76,12 +90,23 @@ class _Collector:
 async def metrics(request: Request) -> Response:
     registry = CollectorRegistry()
     registry.register(_Collector(request.app.state.engine))  # type: ignore[arg-type]
-    return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(generate_latest(registry), media_type=f"{_TEXT}; charset=utf-8")
 
+
+_TEXT = "text/plain; version=0.0.4"
 
 ROUTES = [
-    Route("GET", "/healthz", healthz, "The process is alive.", "open"),
-    Route("GET", "/readyz", readyz, "The engine serves.", "open", statuses=(200, 503)),
-    Route("GET", "/metrics", metrics, "Prometheus text."),
-    Route("GET", f"{SWARM}/metrics", metrics, "Prometheus text."),
+    Route("GET", "/healthz", healthz, "The process is alive.", "open", answer=Health),
+    Route(
+        "GET",
+        "/readyz",
+        readyz,
+        "The engine serves.",
+        "open",
+        answer=Readiness,
+        also={503: Readiness},
+        statuses=(200, 503),
+    ),
+    Route("GET", "/metrics", metrics, "Prometheus text.", media=_TEXT),
+    Route("GET", f"{SWARM}/metrics", metrics, "Prometheus text.", media=_TEXT),
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,16 +14,29 @@ from ajet.server.routes.route import Route
 from ajet.server.status import served_name
 
 
+class Model(BaseModel):
+    """One served name."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "agentjet"
+
+
+class ModelList(BaseModel):
+    """``GET /v1/models``, as OpenAI has it."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
 async def models(request: Request) -> Response:
     engine = request.app.state.engine
     names = ["policy", FROZEN]
     served = served_name(engine)
     if served and served not in names:
         names.insert(0, served)
-    data: list[dict[str, Any]] = [
-        {"id": name, "object": "model", "created": int(engine.since), "owned_by": "agentjet"} for name in names
-    ]
-    return json_response({"object": "list", "data": data})
+    return json_response(ModelList(data=[Model(id=name, created=int(engine.since)) for name in names]))
 
 
 ROUTES = [
@@ -32,5 +46,6 @@ ROUTES = [
         models,
         "Names of the served model: the policy in training, and the frozen initial one.",
         "any",
+        answer=ModelList,
     )
 ]

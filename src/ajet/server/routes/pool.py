@@ -9,10 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ajet.pool import journal_read
-from ajet.schema.errors import InvalidRequest
 from ajet.schema.wire import GroupView, MetricsHistory, PoolAnswer
 from ajet.server.engine import Engine
-from ajet.server.http import json_response
+from ajet.server.http import json_response, whole_number
 from ajet.server.metrics import line
 from ajet.server.routes.route import SWARM, Route
 from ajet.server.status import pool_fill
@@ -57,12 +56,10 @@ async def pool(request: Request) -> Response:
 
 async def history(request: Request) -> Response:
     engine: Engine = request.app.state.engine
-    since = request.query_params.get("since", "0")
-    if not since.isdigit() or len(since) > 9:
-        raise InvalidRequest("since must be a whole number: a step.", param="since")
+    since = whole_number(request.query_params.get("since", "0"), 9, "since")
     if engine.experiment is None:
         return json_response(MetricsHistory(steps=[]))
-    steps = await asyncio.to_thread(journal_read.steps, engine.experiment.journal.path, int(since))
+    steps = await asyncio.to_thread(journal_read.steps, engine.experiment.journal.path, since)
     return json_response(MetricsHistory(steps=[line(step) for step in steps]))
 
 
@@ -74,6 +71,6 @@ ROUTES = [
         history,
         "The training curves: the lines of metrics.jsonl.",
         answer=MetricsHistory,
-        query=("since",),
+        query={"since": {"type": "integer", "minimum": 0, "maximum": 999_999_999, "default": 0}},
     ),
 ]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from ajet.schema.errors import InvalidRequest
 from ajet.schema.wire import MAX_WAIT_S, EngineState, Event, Status
 from ajet.server.engine import Engine
-from ajet.server.http import json_response, until_disconnect
+from ajet.server.http import json_response, until_disconnect, whole_number
 from ajet.server.routes.route import SWARM, Route
 from ajet.server.status import status as snapshot
 
@@ -36,14 +38,15 @@ async def status(request: Request) -> Response:
     query = request.query_params
     wait_s = _wait_s(query.get("wait_s"), 30.0)
     states = _states(query.get("wait_state"))
-    step = _step(query.get("wait_step"))
+    step = whole_number(query["wait_step"], 9, "wait_step") if "wait_step" in query else None
     if states or step is not None:
 
         def holds() -> bool:
             return engine.state in states or (step is not None and engine.version >= step)
 
         if not holds():
-            await until_disconnect(request.receive, engine.changed.wait_until(holds, wait_s))
+            with request.app.state.polls.enter():
+                await until_disconnect(request.receive, engine.changed.wait_until(holds, wait_s))
     return json_response(snapshot(engine))
 
 
@@ -55,35 +58,39 @@ def _states(text: str | None) -> frozenset[EngineState]:
         raise InvalidRequest(f"wait_state must be some of {known}, separated by commas.", param="wait_state") from None
 
 
-def _step(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isdigit() or len(text) > 9:
-        raise InvalidRequest("wait_step must be a whole number.", param="wait_step")
-    return int(text)
-
-
 async def events(request: Request) -> Response:
     stream = request.app.state.events
     last = request.headers.get("last-event-id") or request.query_params.get("after")
-    if last is not None and (not last.isdigit() or len(last) > 15):
-        raise InvalidRequest("after must be the id of an event.", param="after")
-    queue = stream.listen(int(last) if last is not None else None)
+    after = whole_number(last, 15, "after") if last is not None else None
+    held = contextlib.ExitStack()
+    held.enter_context(request.app.state.streams.enter())
+    queue = stream.listen(after)
 
-    async def body() -> AsyncIterator[bytes]:
+    held.callback(stream.leave, queue)
+    return _EventStream(queue, held)
+
+
+class _EventStream(StreamingResponse):
+    """Events as they come. ``held`` is let go of however it ends, also where it never began."""
+
+    def __init__(self, queue: asyncio.Queue[Event], held: contextlib.ExitStack) -> None:
+        super().__init__(_lines(queue), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
+async def _lines(queue: asyncio.Queue[Event]) -> AsyncIterator[bytes]:
+    yield b": connected\n\n"
+    while True:
         try:
-            yield b": connected\n\n"
-            while True:
-                try:
-                    event: Event = await asyncio.wait_for(queue.get(), KEEPALIVE_S)
-                except asyncio.TimeoutError:
-                    yield b": alive\n\n"
-                    continue
-                yield f"id: {event.id}\nevent: {event.kind}\ndata: {event.model_dump_json()}\n\n".encode()
-        finally:
-            stream.leave(queue)
-
-    return StreamingResponse(body(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+            event = await asyncio.wait_for(queue.get(), KEEPALIVE_S)
+        except asyncio.TimeoutError:
+            yield b": alive\n\n"
+            continue
+        yield f"id: {event.id}\nevent: {event.kind}\ndata: {event.model_dump_json()}\n\n".encode()
 
 
 ROUTES = [
@@ -93,13 +100,21 @@ ROUTES = [
         status,
         "State, step, pool, leases, drops, checkpoint, disk, last error; waits for a state or step if asked.",
         answer=Status,
-        query=("wait_state", "wait_step", "wait_s"),
+        query={
+            "wait_state": {
+                "type": "string",
+                "description": "States, separated by commas: answer when it is one of them.",
+            },
+            "wait_step": {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+            "wait_s": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S, "default": 30},
+        },
     ),
     Route(
         "GET",
         f"{SWARM}/events",
         events,
         "Server-sent events: states, steps, drops, checkpoints, warnings, disk.",
-        query=("after",),
+        query={"after": {"type": "integer", "minimum": 0, "description": "Begin after the event with this id."}},
+        media="text/event-stream",
     ),
 ]
