@@ -101,6 +101,45 @@ async def test_a_killed_worker_fails_every_call_with_the_cause(backbone):
         await collect(backbone, [5])
 
 
+async def test_a_worker_that_is_stopped_is_killed_with_the_cause(qwen2_dir):
+    backbone = EmbeddedBackbone(frozen_s=3.0)
+    await backbone.start(config_for(qwen2_dir).model_dump())
+    try:
+        assert backbone.pid is not None
+        os.kill(backbone.pid, signal.SIGSTOP)
+        calls = [asyncio.create_task(collect(backbone, prompt(i, 9), max_tokens=150)) for i in range(3)]
+        died = await asyncio.wait_for(backbone.wait_died(), 30)
+        assert "no sign of life" in str(died)
+        for call in calls:
+            with pytest.raises(BackboneDied, match="no sign of life"):
+                await call
+    finally:
+        await backbone.close()
+
+
+async def test_work_that_comes_no_further_is_ended(qwen2_dir):
+    backbone = EmbeddedBackbone(stuck_s=0.5)  # no model is loaded so fast
+    with pytest.raises(BackboneDied, match="without coming any further"):
+        await backbone.start(config_for(qwen2_dir).model_dump())
+
+
+async def test_long_work_with_progress_is_no_hang(qwen2_dir):
+    backbone = EmbeddedBackbone(frozen_s=30.0, stuck_s=12.0)
+    await backbone.start(config_for(qwen2_dir).model_dump())
+    backbone._stuck_s = 2.5
+    try:
+        for step in range(1, 40):
+            await backbone.train_step(tiny.make_batch(step, games=40))
+            if step > 3 and backbone._seen_progress > 20:
+                break
+        idle = asyncio.create_task(backbone.wait_died())
+        done, _ = await asyncio.wait([idle], timeout=4.0)  # nothing to do is no hang either
+        assert not done
+        idle.cancel()
+    finally:
+        await backbone.close()
+
+
 async def test_a_crash_carries_its_traceback(backbone):
     with pytest.raises(BackboneDied, match=r"(?s)Traceback.*TypeError"):
         await backbone._ask("save", directory=3)

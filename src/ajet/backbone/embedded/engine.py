@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -34,10 +35,15 @@ STATE_JSON, STATE_TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
 
 class Engine:
-    """Boots with the resolved configuration; see :class:`ajet.backbone.protocol.Backbone` for what it does."""
+    """Boots with the resolved configuration; see :class:`ajet.backbone.protocol.Backbone` for what it does.
 
-    def __init__(self, config: AjetConfig) -> None:
+    Args:
+        progressed: called after each piece of a long piece of work.
+    """
+
+    def __init__(self, config: AjetConfig, progressed: Callable[[], None] = lambda: None) -> None:
         self.config = config
+        self._progressed = progressed
         self.device = _device(config)
         self.source = model_dir(config.model.path)
         self.dtype = _dtype(config.model.dtype, self.device)
@@ -200,7 +206,7 @@ class Engine:
     # -- parts ----------------------------------------------------------------------------------------------------------
 
     def _new_trainer(self) -> Trainer:
-        return Trainer(self.net, self.config.trainer_common, self.frozen, self.device)
+        return Trainer(self.net, self.config.trainer_common, self.frozen, self.device, self._progressed)
 
     def _new_sampler(self, net: Net, version: int, share: float) -> Sampler:
         rollout = self.config.rollout

@@ -30,6 +30,7 @@ from ajet.trajectory.batch import TrainBatch
 log = logging.getLogger("ajet.backbone")
 _TAIL = 40
 """Lines of the worker's log kept for the cause of its death."""
+WATCH_S, FROZEN_S, STUCK_S = 1.0, 60.0, 1800.0
 _FAULT_HINTS = {-signal.SIGKILL: " (killed: perhaps the machine is out of memory)"}
 _ENVIRONMENT = {
     # Freed tensors stay with the process: returning them to the system costs page faults in every pass.
@@ -42,9 +43,19 @@ _ENVIRONMENT = {
 
 
 class EmbeddedBackbone:
-    """Implements :class:`ajet.backbone.protocol.Backbone` with one worker process on one device."""
+    """Implements :class:`ajet.backbone.protocol.Backbone` with one worker process on one device.
 
-    def __init__(self) -> None:
+    Args:
+        frozen_s: a worker that gives no sign of life for so long is stopped or dead-locked, and is killed.
+        stuck_s: a worker that lives and works, and has not come any further for so long, is killed. Loading a large
+            model from a slow disk is the longest piece of work without a sign of progress.
+    """
+
+    def __init__(self, frozen_s: float = FROZEN_S, stuck_s: float = STUCK_S) -> None:
+        self._frozen_s, self._stuck_s = frozen_s, stuck_s
+        self._silent = self._standing = 0.0
+        self._seen_progress = -1
+        self._hung = ""
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[int, asyncio.Queue[Chunk | Exception] | asyncio.Future[Any]] = {}
@@ -95,7 +106,7 @@ class EmbeddedBackbone:
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**20)
         assert self._process.stdout is not None
         logs = asyncio.create_task(self._keep_log(self._process.stdout))
-        self._tasks = [logs, asyncio.create_task(self._read_events(reader, logs))]
+        self._tasks = [logs, asyncio.create_task(self._read_events(reader, logs)), asyncio.create_task(self._watch())]
         try:
             return BackboneInfo(**await self._ask("start", job=job))
         except BaseException:
@@ -208,11 +219,39 @@ class EmbeddedBackbone:
         tail = "\n".join(self._tail) or "it wrote nothing"
         self._fail_all(
             BackboneDied(
-                f"The backbone process ended with code {code}{_FAULT_HINTS.get(code, '')}. Its last words: {tail}"
+                f"The backbone process ended with code {code}{'' if self._hung else _FAULT_HINTS.get(code, '')}. "
+                f"{self._hung}Its last words: {tail}"
             )
         )
 
+    async def _watch(self) -> None:
+        """Kill a worker that hangs. Time during which this process itself stood still does not count."""
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now = loop.time()
+            passed, before = min(now - before, 2 * WATCH_S), now
+            self._silent += passed
+            self._standing += passed
+            if self._silent > self._frozen_s:
+                self._hung = f"It gave no sign of life for {self._silent:.0f} s and was killed. "
+            elif self._standing > self._stuck_s:
+                self._hung = f"It worked for {self._standing:.0f} s without coming any further and was killed. "
+            if self._hung and self._process is not None:
+                log.error("the backbone process hangs: %s", self._hung)
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                return
+
     def _deliver(self, kind: str, key: int, value: Any) -> None:
+        self._silent = 0.0
+        if kind == "beat":
+            progress, working = value
+            if progress != self._seen_progress or not working:
+                self._standing = 0.0
+            self._seen_progress = progress
+            return
         receiver = self._waiting.get(key)
         if receiver is None:
             return

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,13 +43,18 @@ class Trainer:
 
     Args:
         reference: answers the frozen initial model; asked for only where a KL term needs it.
+        progressed: called with each forward pass.
     """
 
-    def __init__(self, net: Net, config: TrainerConfig, reference: Any, device: torch.device) -> None:
+    def __init__(
+        self, net: Net, config: TrainerConfig, reference: Any, device: torch.device,
+        progressed: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.net, self.config, self.device = net, config, device
         self.step = 0
         self.optimizer = Optimizer(net.parameters(), config)
         self._reference = reference
+        self._progressed = progressed
         self._loss: Any = None
         self._pass_tokens = min(config.max_tokens_per_microbatch, _CPU_PASS_TOKENS if device.type == "cpu" else 2**31)
 
@@ -84,6 +89,7 @@ class Trainer:
 
     def log_probs(self, net: Net, part: Pass, table: TokenTable) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of the tokens of one pass at each one's own temperature, and the distributions' log-probs."""
+        self._progressed()
         logits_N_V = net.logits_at(part)
         flat = part.flat_N.cpu().numpy()
         temperature = table.temperature_N[flat]

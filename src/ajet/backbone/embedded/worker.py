@@ -4,10 +4,12 @@ One thread owns torch and alternates between reading requests and sampler ticks;
 ticks, so calls under way simply wait for it and go on under the new version. What was asked wrongly is answered with
 its error; anything unexpected ends the process with its traceback on stderr, which is the cause the server reports.
 When the server's end of the pipe closes, the process ends at once, in the middle of a training step, too.
+A second thread tells the server every second how far the first one has come, so that a hang is told from long work.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -15,6 +17,7 @@ import select
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from ajet.schema.errors import AjetError, ConfigError, EngineStateConflict, erro
 from ajet.trajectory.batch import TrainBatch
 
 _READ = 1 << 20
+BEAT_S = 1.0
 NICENESS = 5
 """The server shares the cores and answers first."""
 
@@ -33,20 +37,41 @@ class Worker:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._sending = threading.Lock()
+        self._progress = 0
+        self._working = False
         self._buffer = bytearray()
         self._events: list[list[Any]] = []
         self._engine: Any = None
 
     def run(self) -> None:
+        threading.Thread(target=self._beat, daemon=True).start()
         while True:
+            self.progressed()
             busy = self._engine is not None and self._engine.busy
             if not self._receive(block=not busy):
                 return
             self._flush()
             if self._engine is not None and self._engine.busy:
+                self._working = True
                 for key, chunk in self._engine.tick():
                     self._events.append(["chunk", key, wire.chunk_to_wire(chunk)])
+                self._working = False
                 self._flush()
+
+    def progressed(self) -> None:
+        """One more thing is done: a tick, a request, a pass of a training step."""
+        self._progress += 1
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):  # the server is gone, and so are we
+            while True:
+                time.sleep(BEAT_S)
+                self._send([["beat", 0, [self._progress, self._working]]])
+
+    def _send(self, events: list[list[Any]]) -> None:
+        with self._sending:
+            self._sock.sendall(wire.encode(events))
 
     def _receive(self, block: bool) -> bool:
         """Handle what has arrived; wait for something where ``block``. False at the end of the stream."""
@@ -69,17 +94,21 @@ class Worker:
 
     def _flush(self) -> None:
         if self._events:
-            self._sock.sendall(wire.encode(self._events))
+            self._send(self._events)
             self._events = []
 
     def _handle(self, message: dict[str, Any]) -> None:
         key = message["id"]
+        self.progressed()
+        self._working = True
         try:
             op = getattr(self, "_op_" + message["op"])
             value = op(message)
         except AjetError as error:
             self._events.append(["error", key, [type(error).http_status, error_body(error)]])
             return
+        finally:
+            self._working = False
         if message["op"] not in ("generate", "cancel"):
             self._events.append(["result", key, wire.result_to_wire(value)])
             self._flush()
@@ -93,7 +122,7 @@ class Worker:
             )
         from ajet.backbone.embedded.engine import Engine
 
-        self._engine = Engine(AjetConfig.model_validate(message["job"]))
+        self._engine = Engine(AjetConfig.model_validate(message["job"]), self.progressed)
         # verl takes seconds to import: do it while the first episodes are played.
         threading.Thread(target=importlib.import_module, args=("ajet.algorithm.loss",), daemon=True).start()
         return self._engine.info()
