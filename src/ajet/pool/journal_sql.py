@@ -23,6 +23,10 @@ from ajet.pool.records import (
 SCHEMA_VERSION = 2
 COMPACT_LEASES = 200
 VACUUM_PAGES = 1000
+KEEP_LEASES = 100_000
+"""Of so many of the newest leases it is remembered how they ended, so that a repeated end gets its first answer. Of older
+ones, once their calls are gone, nothing is kept but the counts; an end for one of them finds no such episode."""
+_NO_ADVANTAGES = pack_body({})
 
 SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -119,8 +123,25 @@ def write_record(db: sqlite3.Connection, record: Record) -> None:
         db.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (record.key, record.value))
 
 
+def _forget_slice(db: sqlite3.Connection, step: int) -> bool:
+    """Remove all that is left of some episodes whose calls are gone and that ended long ago. True while there is more."""
+    db.execute("BEGIN IMMEDIATE")
+    rows = db.execute(
+        "SELECT n FROM compacted WHERE n <= (SELECT max(n) FROM lease) - ? LIMIT ?", (KEEP_LEASES, COMPACT_LEASES)
+    ).fetchall()
+    for table in ("lease", "done", "member", "dropped", "compacted"):
+        db.executemany(f"DELETE FROM {table} WHERE n = ?", rows)
+    old = db.execute(
+        "SELECT step FROM step WHERE step <= ? AND length(advantages) > ? AND step NOT IN (SELECT step FROM member) LIMIT 50",
+        (step, len(_NO_ADVANTAGES)),
+    ).fetchall()
+    db.executemany("UPDATE step SET advantages = ? WHERE step = ?", [(_NO_ADVANTAGES, number) for (number,) in old])
+    db.execute("COMMIT")
+    return bool(rows or old)
+
+
 def compact_slice(db: sqlite3.Connection, step: int) -> bool:
-    """Remove one slice of needless calls. True while there is more."""
+    """Remove one slice of needless calls, then of long forgotten episodes. True while there is more."""
     db.execute("BEGIN IMMEDIATE")
     rows = db.execute(
         """SELECT n FROM (
@@ -133,7 +154,7 @@ def compact_slice(db: sqlite3.Connection, step: int) -> bool:
     db.executemany("DELETE FROM call WHERE n = ?", rows)
     db.executemany("INSERT INTO compacted VALUES(?)", rows)
     db.execute("COMMIT")
-    if rows:
+    if rows or _forget_slice(db, step):
         return True
     if db.execute("PRAGMA freelist_count").fetchone()[0]:
         db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")

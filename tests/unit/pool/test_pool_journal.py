@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from ajet.pool import journal_read
+from ajet.pool import journal_read, journal_sql
 from ajet.pool.journal import Journal, _refuse_network_filesystem
 from ajet.pool.records import (
     BatchFormed,
@@ -303,3 +303,30 @@ async def test_a_changed_record_is_noticed(tmp_path):
         db.commit()
     with pytest.raises(JournalDamaged, match="doctor"):
         journal_read.restore(path)
+
+
+async def test_the_journal_of_a_long_run_stays_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_sql, "KEEP_LEASES", 300)
+    journal = Journal(tmp_path / "journal.sqlite", sync="normal")
+    sizes = []
+    for step in range(1, 41):
+        members = range(step * 100, step * 100 + 50)
+        for n in members:
+            await journal.append(lease(n), CallRecorded(n, call(n, size=200)), end(n, task=f"t{step}"))
+        dropped = range(step * 100 + 50, step * 100 + 60)
+        for n in dropped:
+            await journal.append(lease(n), end(n), Dropped(n, "policy_lag"), Counted("drop/policy_lag"))
+        await journal.append(BatchFormed(step, 2, 0, tuple((n, f"ep-{n}") for n in members), 0.0))
+        await journal.append(StepDone(step, f"d{step}", {"reward/mean": 0.5}, {f"ep-{n}/a": 1.0 for n in members}, 0.0))
+        await journal.compact(step - 1)
+        sizes.append(journal.size_bytes())
+    assert max(sizes[20:]) < 1.3 * max(sizes[5:12])
+    assert journal_read.episode(journal.path, "ep-100") is None  # an end for it is answered 404, and trains nothing
+    assert journal_read.episode(journal.path, "ep-4000") is not None
+    restored = journal_read.restore(journal.path)
+    assert (restored.step, restored.next_n, restored.tallies) == (40, 4060, {"drop/policy_lag": 400})
+    steps = journal_read.steps(journal.path)
+    assert [s.digest for s in steps] == [f"d{n}" for n in range(1, 41)]
+    assert steps[0].advantages == {}
+    assert steps[-1].advantages
+    journal.close()
