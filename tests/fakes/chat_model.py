@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 QWEN_TEMPLATE = (
@@ -23,9 +24,12 @@ QWEN_TEMPLATE = (
 )
 
 
-def save_tokenizer(directory: Path, template: str = QWEN_TEMPLATE) -> Path:
-    """Write a byte-level BPE tokenizer (no merges but a few) with ``template`` into ``directory``."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+def save_tokenizer(directory: Path, template: str = QWEN_TEMPLATE, added: Sequence[str] = ()) -> Path:
+    """Write a byte-level BPE tokenizer (no merges but a few) with ``template`` into ``directory``.
+
+    ``added``: further tokens that are found in plain text but are not special, as ``<think>`` is in real vocabularies.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
@@ -38,6 +42,7 @@ def save_tokenizer(directory: Path, template: str = QWEN_TEMPLATE) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator(["the quick brown fox said I vote for Player3 user assistant system"] * 3, trainer)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=template
     )

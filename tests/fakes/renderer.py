@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ajet.trajectory.renderer import ParsedReply, StreamDecoder, content_text
+from ajet.trajectory.renderer import Extension, ParsedReply, StreamDecoder, Unstable, content_text
 
 STOP = 256
 
@@ -15,18 +15,27 @@ class ByteRenderer:
 
     stop_token_ids = (STOP,)
 
-    def render(self, messages: list[dict[str, Any]], tools: Any = None) -> list[int]:
+    def prompt(self, messages: list[dict[str, Any]], tools: Any = None) -> list[int]:
         return [i for m in messages for i in (*self._line(m), STOP)] + list(b"assistant:")
+
+    @staticmethod
+    def ids(prompt: list[int]) -> list[int]:
+        return prompt
+
+    def render(self, messages: list[dict[str, Any]], tools: Any = None) -> list[int]:
+        return self.prompt(messages, tools)
 
     @staticmethod
     def _line(message: dict[str, Any]) -> bytes:
         return f"{message['role']}:{content_text(message.get('content'))}".encode()
 
-    def render_extension(
-        self, messages: list[dict[str, Any]], known: int, tools: Any, last_reply_id: int | None, reply_text: str
-    ) -> list[int] | None:
-        closing = [] if last_reply_id == STOP else [STOP]
-        return closing + self.render(messages[known:])
+    @staticmethod
+    def extend(prompt: list[int], known: list[int], reply_ids: list[int], tools: Any) -> Extension | Unstable:
+        body = [i for i in reply_ids if i != STOP]
+        end = len(known) + len(body)
+        if prompt[:end] != [*known, *body]:
+            return Unstable("", "")
+        return Extension(prompt[end + (reply_ids[-1:] == [STOP]) :])
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if i < 256).decode("utf-8", "replace")

@@ -161,6 +161,7 @@ def pack_call(call: Call) -> bytes:
             call.message,
             call.request,
             call.choice,
+            call.fork,
         )
     )
 
@@ -184,7 +185,9 @@ def unpack_call(blob: bytes) -> Call:
         message,
         *rest,
     ) = unpack_body(blob)
-    request, choice = rest or ("", 0)
+    # Journals of earlier versions end sooner.
+    later: list[Any] = [*rest, *["", 0, None][len(rest) :]]
+    request, choice, fork = later
     reply_ids = _ints(reply)
     return Call(
         call_id=call_id,
@@ -203,6 +206,7 @@ def unpack_call(blob: bytes) -> Call:
         message=message,
         request=request,
         choice=choice,
+        fork=fork,
     )
 
 

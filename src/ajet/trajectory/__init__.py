@@ -10,10 +10,12 @@ May be called by the server and by tools that read a journal. No torch.
 from ajet.trajectory.batch import Row, Sample, TrainBatch
 from ajet.trajectory.calls import Call
 from ajet.trajectory.episode import EpisodeTrajectory, Prepared
+from ajet.trajectory.forks import Branch
 from ajet.trajectory.renderer import ChatRenderer, ParsedReply
 from ajet.trajectory.rows import build_rows
 
 __all__ = [
+    "Branch",
     "Call",
     "ChatRenderer",
     "EpisodeTrajectory",

@@ -24,12 +24,12 @@ class Call:
         temperature: of this call.
         finish_reason: ``stop`` or ``length``.
         context_key: hash chain over tools, messages and the reply: what a later request must begin with to extend this.
-        branch: why this call is not the continuation of its agent's last call (``first`` for the first one,
-            ``continues`` where it is).
+        branch: how this call stands to its agent's calls before it: a value of :class:`ajet.trajectory.forks.Branch`.
         created: Unix seconds.
         message: the assistant message as answered.
         request: identity of the chat request, by which a repeat of it is known; empty in old journals.
         choice: its place among the replies to that request (``n`` > 1).
+        fork: of a branch, where it left its agent's last request (:class:`ajet.trajectory.forks.Fork`).
     """
 
     call_id: str
@@ -48,6 +48,7 @@ class Call:
     message: dict[str, Any] = field(default_factory=dict)
     request: str = ""
     choice: int = 0
+    fork: dict[str, Any] | None = None
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)

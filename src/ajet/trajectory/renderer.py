@@ -1,74 +1,60 @@
-"""Chat messages → token ids, and sampled ids → a message, with the tokenizer's own chat template.
+"""Chat messages → token ids, and sampled ids → a message, for one model.
 
-Promises:
+What equality with the tokenizer's own ``apply_chat_template`` means here:
 
-- A whole conversation renders to exactly the ids of ``tokenizer.apply_chat_template``.
-- :meth:`ChatRenderer.render_extension` yields only what follows a sampled reply, so the reply's ids stay verbatim.
-- Special tokens that occur inside *message text* are spelt out as ordinary tokens, never parsed as specials.
-- Parsing a reply never raises: what is not a well-formed tool call is returned as text and flagged.
+- A conversation that starts a timeline has exactly its ids.
+- A conversation that extends a timeline has the timeline's ids verbatim, then the ids of what the template writes
+  behind the last reply. The whole decodes to the template's text, byte for byte, also where the reply was cut off:
+  what the template writes behind the reply's last character closes the turn.
+- Where the template spells a sampled reply otherwise (spaces in a tool call's JSON, a trimmed line end) what was
+  sampled stays, and everything around it is equal. Such a reply is *respelled*, and counted.
+- Where the template leaves out something that was sampled (earlier reasoning, text behind a stop string), or writes
+  what came before it differently, there is no extension: the caller starts a branch.
+- Look-alikes of special tokens in message text are spelt out: the same bytes, never the special token.
 
-``renderers`` parses replies (tool calls, reasoning); it cannot extend an opaque template, so rendering is ours.
+The tokenizer's texts are compared as it decodes them: a character that was cut in half counts as U+FFFD.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet.schema.errors import ConfigError, InvalidRequest
+from ajet.schema.errors import ConfigError
+from ajet.trajectory.encoding import TextEncoder
+from ajet.trajectory.forks import snippets
+from ajet.trajectory.replies import ParsedReply, ReplyParser, ReplySplitter, StreamDecoder
+from ajet.trajectory.template import THINK, ChatTemplate, Message, Rendered, Tools, arguments_value, content_text
 
-Message = dict[str, Any]
-
-_BREAK = "\ue0fa"
-"""A private-use character put inside special-token look-alikes, and cut out again before tokenizing."""
+__all__ = [
+    "ChatRenderer",
+    "Extension",
+    "Message",
+    "ParsedReply",
+    "Rendered",
+    "StreamDecoder",
+    "Unstable",
+    "content_text",
+]
 
 
 @dataclass(frozen=True)
-class ParsedReply:
-    """A sampled reply as an OpenAI assistant message.
+class Extension:
+    """What a request adds behind a timeline: ``ids``; ``respelled`` where the template spells its last reply otherwise."""
 
-    Attributes:
-        message: ``role``, ``content``, and ``reasoning_content`` / ``tool_calls`` where there are any.
-        finish_hint: ``tool_calls`` where the reply called a tool, else ``stop``.
-        malformed: the reply tried to call a tool and the call could not be read; its text is in ``content``.
-    """
-
-    message: Message
-    finish_hint: str
-    malformed: bool
+    ids: list[int]
+    respelled: bool = False
 
 
-class StreamDecoder:
-    """Text of a growing reply, handed out only when final: never half a character, never a special token."""
+@dataclass(frozen=True)
+class Unstable:
+    """The template does not write a timeline again as it is: ``had`` at the first difference, and ``has`` now."""
 
-    def __init__(self, renderer: ChatRenderer) -> None:
-        self._renderer = renderer
-        self._ids: list[int] = []
-        self._context, self._read = 0, 0
-        """Text of ids before ``_read`` was handed out; those from ``_context`` on are decoded again, as context."""
-
-    def push(self, ids: Sequence[int]) -> str:
-        """Add sampled ids; return the text that has become final. Costs what is new, not what is old."""
-        self._ids.extend(ids)
-        piece = self._piece()
-        if not piece or piece.endswith("\ufffd"):
-            return ""
-        self._context, self._read = self._read, len(self._ids)
-        return piece
-
-    def flush(self) -> str:
-        """What is left at the end, incomplete characters included."""
-        piece = self._piece()
-        self._context = self._read = len(self._ids)
-        return piece
-
-    def _piece(self) -> str:
-        known = self._renderer.decode(self._ids[self._context : self._read])
-        return self._renderer.decode(self._ids[self._context :])[len(known) :]
+    had: str
+    has: str
 
 
 class ChatRenderer:
@@ -82,7 +68,6 @@ class ChatRenderer:
     """
 
     def __init__(self, model_dir: str | Path) -> None:
-        from renderers import DefaultRenderer, DefaultRendererConfig
         from transformers import AutoTokenizer
 
         try:
@@ -96,18 +81,18 @@ class ChatRenderer:
                 param="model.path",
             )
         self.tokenizer: Any = tokenizer
-        markup = (t for t in tokenizer.get_added_vocab() if t in tokenizer.all_special_tokens or t[:1] in ("<", "["))
-        self._specials = sorted(markup, key=len, reverse=True)
-        tool_parser = None
-        if "<tool_call>" in template:
-            tool_parser = "qwen3.5" if "<function=" in template else "qwen3"
-        self._parses = tool_parser is not None or "<think>" in template
-        config = DefaultRendererConfig(
-            tool_parser=tool_parser, reasoning_parser="think" if "<think>" in template else None
-        )
-        self._parser = DefaultRenderer(tokenizer, config)
         self.stop_token_ids: tuple[int, ...] = self._find_stop_tokens(Path(model_dir))
-        self._stop_texts = {i: tokenizer.decode([i], skip_special_tokens=False) for i in self.stop_token_ids}
+        self._encoder = TextEncoder(tokenizer, self.stop_token_ids[0])
+        self._stop_texts = {i: self._encoder.decode([i], skip_special=False) for i in self.stop_token_ids}
+        self._markup_ids = frozenset(i for text, i in self._encoder.added.items() if text not in THINK)
+        special = set(tokenizer.all_special_tokens)
+        self._template = ChatTemplate(
+            tokenizer, (text for text in self._encoder.added if text in special or text[:1] in ("<", "["))
+        )
+        opening = self._template.render([{"role": "user", "content": "Hello"}]).text
+        self._parser = ReplyParser(
+            tokenizer, self._encoder, template, self.stop_token_ids, prefilled=opening.rstrip().endswith("<think>")
+        )
 
     def _find_stop_tokens(self, model_dir: Path) -> tuple[int, ...]:
         """The tokenizer's end token and those of ``generation_config.json``."""
@@ -123,163 +108,75 @@ class ChatRenderer:
 
     # ── to tokens ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def render(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """Ids of the whole conversation, ready for a reply."""
-        return self._tokenize(self._text(messages, tools, add_generation_prompt=True))
+    def render(self, messages: list[Message], tools: Tools = None) -> list[int]:
+        """Ids of the whole conversation, ready for a reply. Raises :class:`InvalidRequest`."""
+        return self.ids(self.prompt(messages, tools))
 
-    def render_extension(
-        self,
-        messages: list[Message],
-        known: int,
-        tools: list[dict[str, Any]] | None,
-        last_reply_id: int | None,
-        reply_text: str,
-    ) -> list[int] | None:
-        """Ids that follow a sampled reply, up to where the next reply starts.
+    def prompt(self, messages: list[Message], tools: Tools = None) -> Rendered:
+        """The conversation as text, ready for a reply. Raises :class:`InvalidRequest`."""
+        return self._template.render(messages, tools)
 
-        Args:
-            messages: the whole conversation.
-            known: how many of them lie in the timeline; ``messages[known - 1]`` is the sampled reply.
-            last_reply_id: the reply's last sampled id, None for an empty reply. Where it is not a stop token the
-                reply was cut off, and the extension closes it first.
-            reply_text: the reply's text without its stop token.
+    def ids(self, prompt: Rendered) -> list[int]:
+        """Ids of a whole prompt."""
+        return self._encoder.encode(prompt)
 
-        Returns:
-            None where the template is not prefix-stable here (it renders the known part differently once more
-            follows), so that the caller must start a branch.
-        """
-        before = self._text(messages[:known], tools, add_generation_prompt=False)
-        after = self._text(messages, tools, add_generation_prompt=True)
-        if not after.startswith(before):
-            return None
-        stop_text = self._stop_texts.get(last_reply_id) if last_reply_id is not None else None
-        if stop_text is not None:
-            cut = before.rfind(stop_text)
-            if cut < 0 or before[cut + len(stop_text) :].strip():
-                return None
-            return self._tokenize(after[cut + len(stop_text) :])
-        # Cut off: everything the template writes after the content closes the turn.
-        content = self._escape(reply_text).strip()
-        start = before.rfind(content) if content else -1
-        if content and start >= 0:
-            return self._tokenize(after[start + len(content) :])
-        closers = [before.rfind(text) for text in self._stop_texts.values() if text and before.rfind(text) >= 0]
-        return self._tokenize(after[max(closers) :]) if closers else None
+    def extend(self, prompt: Rendered, known: Rendered, reply_ids: list[int], tools: Tools) -> Extension | Unstable:
+        """What ``prompt`` adds to a timeline whose last call had the prompt ``known`` and this sampled reply."""
+        if not prompt.begins_with(known):
+            return Unstable(*snippets(known.text, prompt.text))
+        start = len(known.text)
+        stop = self._stop_texts.get(reply_ids[-1]) if reply_ids else None
+        body = reply_ids if stop is None else reply_ids[:-1]
+        said = self._encoder.decode(body, skip_special=False)
+        end = start + len(said)
+        if prompt.text.startswith(said, start) and (stop is None or prompt.has_markup(stop, end)):
+            return Extension(self._encoder.encode(prompt, end + len(stop or "")))
+        found = prompt.find_markup(self._stop_texts.values() if stop is None else [stop], start)
+        if found is None or not self._same_words(prompt, start, found[0], said, body, tools):
+            return Unstable(*snippets(said + (stop or ""), prompt.text[start:]))
+        return Extension(self._encoder.encode(prompt, found[0] + len(stop or "")), respelled=True)
 
-    def _text(self, messages: list[Message], tools: list[dict[str, Any]] | None, *, add_generation_prompt: bool) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            return self.tokenizer.apply_chat_template(
-                [self._for_template(m) for m in messages],
-                tools=tools or None,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as err:
-            raise InvalidRequest(f"This model's chat template refuses these messages: {err}", param="messages") from err
-
-    def _for_template(self, message: Message) -> Message:
-        """Text parts joined, look-alikes broken, tool arguments as objects (many templates iterate them)."""
-        out = {k: v for k, v in message.items() if v is not None}
-        out["content"] = self._escape(content_text(message.get("content")))
-        if isinstance(out.get("reasoning_content"), str):
-            out["reasoning_content"] = self._escape(out["reasoning_content"])
-        if out.get("tool_calls"):
-            out["tool_calls"] = [self._tool_call(call) for call in out["tool_calls"]]
-        return out
-
-    def _tool_call(self, call: dict[str, Any]) -> dict[str, Any]:
-        function = dict(call.get("function") or {})
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            arguments = self._escape(arguments)
-            try:
-                parsed = json.loads(arguments)
-                if "\\u" in arguments:
-                    json.dumps(parsed, ensure_ascii=False).encode()  # half a character is text, not an object
-                function["arguments"] = parsed
-            except (ValueError, RecursionError):
-                function["arguments"] = arguments
-        return {**call, "function": function}
-
-    def _escape(self, text: str) -> str:
-        for special in self._specials:
-            if special in text:
-                text = text.replace(special, special[0] + _BREAK + special[1:])
-        return text
-
-    def _tokenize(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for piece in text.split(_BREAK):
-            ids += self.tokenizer.encode(piece, add_special_tokens=False)
-        return ids
+    def _same_words(self, prompt: Rendered, start: int, end: int, said: str, body: list[int], tools: Tools) -> bool:
+        """Whether the template's version of a reply says all that was sampled, in other spelling."""
+        written = prompt.text[start:end]
+        if "".join(written.split()) == "".join(said.split()):
+            return True
+        ids = self._encoder.encode(Rendered(prompt.text[:end], tuple(c for c in prompt.cuts if c < end)), start)
+        if [i for i in ids if i in self._markup_ids] != [i for i in body if i in self._markup_ids]:
+            return False
+        return _meaning(self._parser.parse(ids, tools).message) == _meaning(self._parser.parse(body, tools).message)
 
     # ── from tokens ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids without special tokens, exactly as sampled otherwise."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self._encoder.decode(ids, skip_special=True)
 
     def token_text(self, token_id: int) -> str:
         """One token as text (for ``logprobs``)."""
-        return self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self._encoder.decode([token_id], skip_special=False)
 
     def stream_decoder(self) -> StreamDecoder:
         return StreamDecoder(self)
 
-    def parse(self, reply_ids: Sequence[int], tools: list[dict[str, Any]] | None = None) -> ParsedReply:
+    def reply_splitter(self) -> ReplySplitter:
+        """Cuts a streamed reply's text into reasoning and content."""
+        return self._parser.splitter()
+
+    def message_of(self, text: str) -> Message:
+        """The message of a streamed reply's whole text. Reads no tool calls."""
+        return self._parser.message_of(text)
+
+    def parse(self, reply_ids: Sequence[int], tools: Tools = None) -> ParsedReply:
         """The assistant message of a reply. Tool calls are read only where the request offered tools."""
-        ids = list(reply_ids)
-        if ids and ids[-1] in self.stop_token_ids:
-            ids.pop()
-        if not self._parses:
-            return ParsedReply({"role": "assistant", "content": self.decode(ids)}, "stop", False)
-        parsed = self._parser.parse_response(ids)
-        message: Message = {"role": "assistant", "content": parsed.content}
-        if parsed.reasoning_content:
-            message["reasoning_content"] = parsed.reasoning_content
-        calls = parsed.tool_calls if tools else []
-        bad = any(str(call.status) != "ok" for call in calls)
-        if bad or (parsed.tool_calls and not tools):
-            # Nothing is guessed: the text comes back as sampled, tags included.
-            text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            message["content"] = text.partition("</think>")[2] if parsed.reasoning_content else text
-            return ParsedReply(message, "stop", bad)
-        if calls:
-            message["content"] = (parsed.content or "").strip() or None
-            message["tool_calls"] = [
-                {
-                    "id": call.id or f"call_{uuid.uuid4().hex[:24]}",
-                    "type": "function",
-                    "function": {
-                        "name": call.name or "",
-                        "arguments": call.arguments
-                        if isinstance(call.arguments, str)
-                        else json.dumps(call.arguments or {}, ensure_ascii=False),
-                    },
-                }
-                for call in calls
-            ]
-            return ParsedReply(message, "tool_calls", False)
-        return ParsedReply(message, "stop", False)
+        return self._parser.parse(reply_ids, tools)
 
 
-def content_text(content: Any) -> str:
-    """A message's content as one text. Raises :class:`InvalidRequest` for parts that are not text."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        parts = []
-        for part in content:
-            if isinstance(part, str):
-                parts.append(part)
-            elif isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text", "refusal"):
-                parts.append(str(part.get("text") or part.get("refusal") or ""))
-            else:
-                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-                raise InvalidRequest(f"This model reads text only; a content part is {kind!r}.", param="messages")
-        return "".join(parts)
-    raise InvalidRequest(f"content must be text or a list of parts, not {type(content).__name__}.", param="messages")
+def _meaning(message: Message) -> list[Any]:
+    """What a reply says, whatever its spaces and the spelling of its JSON."""
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    return [
+        (message.get("reasoning_content") or "").split(),
+        (message.get("content") or "").split(),
+        [(call["name"], arguments_value(call["arguments"])) for call in calls],
+    ]

@@ -1,0 +1,157 @@
+"""Why a request starts a branch: the causes, the message at fault, and what a user can do about it.
+
+A branch is never wrong, but it costs: its whole prompt is computed again, and a token that two branches share is
+context in one of them. An agent whose history only grows has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ajet.trajectory.template import Message, content_text
+
+
+class Branch(str, Enum):
+    """How a call stands to the calls before it. The values are what the journal keeps."""
+
+    FIRST = "first"
+    CONTINUES = "continues"
+    CHOICE = "choice"
+    PARALLEL = "parallel"
+    RETRY = "retry"
+    SYSTEM_CHANGED = "system_changed"
+    TOOLS_CHANGED = "tools_changed"
+    HISTORY_EDITED = "history_edited"
+    MESSAGES_REMOVED = "messages_removed"
+    REASONING_DROPPED = "reasoning_dropped"
+    NEW_CONVERSATION = "new_conversation"
+    STOP_STRING = "stop_string"
+    TEMPLATE_UNSTABLE = "template_unstable"
+    AFTER_RESTART = "after_restart"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+GROWS = frozenset({Branch.FIRST, Branch.CONTINUES})
+"""Not branches: the first call, and one that continues the end of a timeline."""
+
+ADVICE: dict[str, tuple[str, str]] = {
+    "first": ("The agent's first call.", "Nothing to do."),
+    "continues": ("The history only grew.", "Nothing to do: this is the cheapest way."),
+    "choice": ("A further reply to the same request (n > 1).", "Nothing to do: each reply is a timeline of its own."),
+    "parallel": (
+        "The request continues a call that another request had continued already.",
+        "Nothing to do if the agent explores several ways on purpose, or calls in parallel. Else pass the latest reply back.",
+    ),
+    "retry": (
+        "The same messages were sent again, and not as a repeat of the same request.",
+        "Both replies are trained. If the first was lost on the way, send the Idempotency-Key header (OpenAI SDKs do with "
+        "max_retries): the first answer comes again and nothing is sampled twice.",
+    ),
+    "system_changed": (
+        "The system message is not what it was.",
+        "Keep what changes (time, state, memory) out of the system message: append it as a user message.",
+    ),
+    "tools_changed": (
+        "The list of tools is not what it was.",
+        "Offer the same tools, in the same order, in every call of one agent; say in a message which of them apply now.",
+    ),
+    "history_edited": (
+        "An earlier message is not what it was.",
+        "Append instead of rewriting. A framework that trims or re-formats replies must be told to pass them on as they came.",
+    ),
+    "messages_removed": (
+        "Earlier messages are missing (a sliding window, a compacted memory).",
+        "Keep the whole history and raise max_model_len, or cut it rarely and by much: each cut starts a branch.",
+    ),
+    "reasoning_dropped": (
+        "The reply came back without its reasoning, or the chat template leaves earlier reasoning out.",
+        "Pass reasoning_content back with the assistant's message. Where the template itself drops it, every turn of a user "
+        "starts a branch: use a model or a template that keeps it, or let the agent act through tools within one turn.",
+    ),
+    "new_conversation": (
+        "The request has nothing in common with the last one but its system message.",
+        "Nothing to do if each request stands alone by design. Several conversations at once deserve an agent name each.",
+    ),
+    "stop_string": (
+        "The last reply was cut before a stop string, so the history lacks what was sampled behind the cut.",
+        "Let the model end its turn by itself, or cut the text in the agent and pass the whole reply back.",
+    ),
+    "template_unstable": (
+        "The chat template writes the known part of the history differently now that more follows, or has no words for a "
+        "special token that the reply holds or ends with.",
+        "Use a template that only appends (see which characters differ), or a model whose template does.",
+    ),
+    "after_restart": (
+        "The server restarted meanwhile and the request does not continue a reply; why can no longer be told.",
+        "Nothing to do.",
+    ),
+}
+"""Cause → what it means, what to do."""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Where a branch left the agent's last request.
+
+    Attributes:
+        message: index of the first message that differs; None where the difference is not in a message.
+        part: ``role``, ``content``, ``reasoning_content``, ``tool_calls``, ``tools``, … or ``text`` (of the template).
+        had: what was there, from just before the first difference. has: what is there now.
+    """
+
+    message: int | None
+    part: str
+    had: str
+    has: str
+
+    def to_wire(self) -> dict[str, Any]:
+        return {"message": self.message, "part": self.part, "had": self.had, "has": self.has}
+
+
+def snippets(had: str, has: str, before: int = 24, behind: int = 56) -> tuple[str, str]:
+    """Both texts around their first difference."""
+    at = common_length(had, has)
+    start = max(0, at - before)
+    return had[start : at + behind], has[start : at + behind]
+
+
+def common_length(one: str, other: str) -> int:
+    """How many characters two texts share at their beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+_PARTS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+
+
+def part_text(message: Message, part: str) -> str:
+    if part == "content":
+        return content_text(message.get("content"))
+    if part == "tool_calls":
+        calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
+        return "; ".join(f"{call.get('name')}({call.get('arguments')})" for call in calls)
+    return str(message.get(part) or "")
+
+
+def message_fork(index: int, had: Message | None, has: Message | None) -> Fork:
+    """How one message differs from what stood in its place."""
+    if had is None or has is None:
+        there = had or has or {}
+        text = f"{there.get('role')}: {part_text(there, 'content')}"[:80]
+        return Fork(index, "message", text if had else "(nothing)", text if has else "(nothing)")
+    for part in _PARTS:
+        old, new = part_text(had, part), part_text(has, part)
+        if old != new:
+            return Fork(index, part, *snippets(old, new))
+    ids = [[call.get("id") for call in m.get("tool_calls") or []] for m in (had, has)]
+    return Fork(index, "tool_calls", f"ids {ids[0]}"[:80], f"ids {ids[1]}"[:80])

@@ -1,0 +1,109 @@
+"""What one agent has sent and been answered, as a tree of messages: which known history does a request begin with?
+
+Each message is stored once, so that following a history costs a look-up a message; only a message never seen before
+is digested. The digests chain (``digest(parent) + message``) and are what the journal keeps as ``context_key``: after
+a restart the tree is empty and the digests alone recognize a history.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from ajet.trajectory.template import Message, Tools, arguments_value, content_text
+
+_PLAIN = frozenset({"role", "content"})
+
+
+class Node:
+    """A history: tools and messages from the beginning up to ``message``."""
+
+    __slots__ = ("children", "digest", "message", "parent")
+
+    def __init__(self, digest: str, parent: Node | None, message: Message | None) -> None:
+        self.digest = digest
+        self.parent = parent
+        self.message = message
+        self.children: dict[Any, Node] = {}
+
+    def child(self, message: Message) -> Node:
+        """This history with one more message."""
+        key = _key(message)
+        found = self.children.get(key)
+        if found is None:
+            text = key if isinstance(key, str) else json.dumps([*key, "", [], "", ""], ensure_ascii=False)
+            found = self.children[key] = Node(link(self.digest, text), self, message)
+        return found
+
+
+class Histories:
+    """Histories by their tools."""
+
+    def __init__(self) -> None:
+        self._roots: list[tuple[Tools, Node]] = []
+
+    def path(self, tools: Tools, messages: list[Message]) -> list[Node]:
+        """``path[k]`` is the history of the first k messages."""
+        node = self._root(tools)
+        path = [node]
+        for message in messages:
+            node = node.child(message)
+            path.append(node)
+        return path
+
+    def _root(self, tools: Tools) -> Node:
+        for known, node in self._roots:
+            if known == tools:
+                return node
+        node = Node(_digest(json.dumps(tools, sort_keys=True, ensure_ascii=False) if tools else ""), None, None)
+        node = next((known for _, known in self._roots if known.digest == node.digest), node)
+        self._roots.append((tools, node))
+        return node
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def link(digest: str, text: str) -> str:
+    """The digest of a history with one more message."""
+    return _digest(digest + text)
+
+
+def _key(message: Message) -> tuple[str, str] | str:
+    """What makes two messages the same; a pair where only role and text count, which is the common case."""
+    content = message.get("content")
+    if type(content) is str and message.keys() == _PLAIN:
+        return message["role"], content
+    if any(message.get(part) for part in ("reasoning_content", "tool_calls", "tool_call_id", "name")):
+        return canonical(message)
+    return message.get("role") or "", content_text(content)
+
+
+def canonical(message: Message) -> str:
+    """What makes two messages the same: role, text, reasoning, tool calls; not the extras that SDKs add.
+
+    Arguments count by what their JSON says: clients parse them and write them anew.
+    """
+    calls = [
+        [call.get("id"), (call.get("function") or {}).get("name"), _arguments(call.get("function") or {})]
+        for call in message.get("tool_calls") or []
+    ]
+    parts = [
+        message.get("role"),
+        content_text(message.get("content")),
+        message.get("reasoning_content") or "",
+        calls,
+        message.get("tool_call_id") or "",
+        message.get("name") or "",
+    ]
+    return json.dumps(parts, ensure_ascii=False)
+
+
+def _arguments(function: dict[str, Any]) -> Any:
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return arguments
+    value = arguments_value(arguments)
+    return arguments if value is arguments else json.dumps(value, ensure_ascii=False)
