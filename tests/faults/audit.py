@@ -71,7 +71,7 @@ def audit(journal: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
     reasons: Counter[str] = Counter(dropped.values())
     known = {str(reason) for reason in DropReason} | ENDED_UNTRAINED
     for n, end in done.items():
-        if kinds[n] == "train" and (end["how"] == "abort" or end["fate"] in ENDED_UNTRAINED):
+        if kinds.get(n) == "train" and (end["how"] == "abort" or end["fate"] in ENDED_UNTRAINED):
             reasons[end["fate"]] += 1
         if not end["reason"] or (end["fate"] not in known | {"pooled", "eval"}):
             unexplained.append(f"lease {n}: {end['fate']!r} {end['reason']!r}")

@@ -39,8 +39,15 @@ class FaultProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
         self._thread.join(10)
+
+    async def _stop(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._loop.stop()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -1,0 +1,133 @@
+"""A damaged newest checkpoint, file by file, with the real server: resume always succeeds and says which and why."""
+
+import json
+import shutil
+from pathlib import Path
+
+import openai
+import pytest
+
+from ajet import AgentJetJob, SwarmClient, Task, WorkflowOutput
+from ajet.checkpoint import CheckpointStore
+from ajet.pool import journal_read
+from tests.faults.processes import Server, until
+
+NAME, STEPS = "exp", 3
+
+
+def job() -> AgentJetJob:
+    made = AgentJetJob(
+        experiment_name=NAME, model="ajet-tiny-werewolves", batch_size=1, num_repeat=2, n_gpu=0, total_training_steps=99
+    )
+    config = made.config
+    config.rollout.max_model_len, config.rollout.max_response_length_in_one_turn = 512, 8
+    config.data.max_prompt_length, config.data.max_response_length = 256, 256
+    config.trainer_common.save_freq = 1
+    return made
+
+
+def play(client: SwarmClient, step: int) -> None:
+    for member in range(2):
+        episode, api = client.begin_episode()
+        with openai.OpenAI(base_url=api.base_url, api_key=api.api_key) as sdk:
+            sdk.chat.completions.create(model="policy", messages=[{"role": "user", "content": f"say {step}"}])
+        client.end_episode(Task(task_id=f"t{step}", main_query=""), episode, WorkflowOutput(reward=float(member)))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder of experiments whose server was killed after three saved steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    server = Server(folder / "server", folder / "log")
+    server.start()
+    try:
+        until(server.status, what="the server's start")
+        with SwarmClient(server.url, verbose=False) as client:
+            client.auto_sync_train_config_and_start_engine(job())
+            for step in range(1, STEPS + 1):
+                play(client, step)
+                assert client.get_status(wait_step=step, wait_s=60)["step"] == step
+            until(lambda: (server.status() or {})["checkpoint"]["step"] == STEPS, what="the last save")
+    finally:
+        server.kill()
+    return folder / "server"
+
+
+def files() -> list[str]:
+    """What a checkpoint holds (fixed here, so that a new file is a new case)."""
+    return [
+        "build.json", "chat_template.jinja", "config.json", "generation_config.json", "manifest.json", "model.safetensors",
+        "tokenizer.json", "tokenizer_config.json", "trainer_state.json", "trainer_state.safetensors",
+    ]  # fmt: skip
+
+
+def test_every_file_of_a_checkpoint_is_a_case(trained):
+    newest = trained / NAME / "checkpoints" / f"step_{STEPS:06d}"
+    assert sorted(p.relative_to(newest).as_posix() for p in newest.rglob("*") if p.is_file()) == files()
+
+
+@pytest.mark.parametrize("name", files())
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_damaged_file_is_noticed_named_and_the_one_before_is_used(trained, tmp_path, name, damage):
+    directory = tmp_path / "checkpoints"
+    shutil.copytree(trained / NAME / "checkpoints", directory)
+    _damage(directory / f"step_{STEPS:06d}" / name, damage)
+    found = CheckpointStore(directory).latest_valid()
+    assert found is not None
+    assert found.step == STEPS - 1
+    assert (directory / f".corrupt-step_{STEPS:06d}").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_server_resumes_from_a_whole_checkpoint_whichever_file_of_the_newest_is_truncated(trained, tmp_path):
+    wanted = journal_read.steps(trained / NAME / "journal.sqlite")[-1].digest
+    for name in files():
+        folder = tmp_path / name
+        shutil.copytree(trained, folder)
+        _damage(folder / NAME / "checkpoints" / f"step_{STEPS:06d}" / name, "truncated")
+        mark = json.loads((folder / ".server" / "current.json").read_text())
+        assert mark["running"]
+        log = tmp_path / f"{name}.log"
+        server = Server(folder, log)
+        server.start()
+        try:
+            until(lambda server=server: server.state() == "ROLLING", what=f"resuming with a damaged {name}")
+            now = server.status() or {}
+            assert now["step"] == STEPS, name
+            assert now["warnings"] == [], now["warnings"]
+            said = log.read_text()
+            assert "is damaged" in said, said
+            assert name in said, said
+            assert f"re-applying the batch of step {STEPS}" in said, said
+            assert journal_read.step_digest(folder / NAME / "journal.sqlite", STEPS) == wanted
+        finally:
+            server.kill()
+        shutil.rmtree(folder)
+
+
+def test_with_every_checkpoint_damaged_the_run_begins_anew_from_its_journal_or_says_what_is_missing(trained, tmp_path):
+    folder = tmp_path / "all"
+    shutil.copytree(trained, folder)
+    for checkpoint in (folder / NAME / "checkpoints").glob("step_*"):
+        _damage(checkpoint / "model.safetensors", "truncated")
+    server = Server(folder, tmp_path / "log")
+    server.start()
+    try:
+        state = until(lambda: server.state() in ("ROLLING", "FAILED") and server.state(), what="a verdict")
+        now = server.status() or {}
+        if state == "FAILED":
+            assert "no longer holds the batch" in now["failure"], now
+        else:
+            assert now["step"] == STEPS
+    finally:
+        server.kill()
+
+
+def _damage(path: Path, how: str) -> None:
+    raw = bytearray(path.read_bytes())
+    if how == "truncated":
+        del raw[len(raw) // 2 :]
+    else:
+        raw[len(raw) // 2] ^= 0x10
+    path.write_bytes(raw)
