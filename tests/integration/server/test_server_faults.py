@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from ajet.backbone.protocol import BackboneDied
 from ajet.default_config.schema import AjetConfig
 from ajet.pool import journal_read
 from ajet.server.training import build_batch
@@ -348,3 +349,45 @@ def test_a_checkpoint_that_the_disk_refuses_is_tried_again(serve):
         swarm.wait("FINISHED")
         assert swarm.status()["checkpoint"]["step"] == 2
         assert swarm.status()["last_error"] is None
+
+
+def test_a_backbone_that_dies_in_a_save_is_started_again_and_the_step_is_saved(serve):
+    deaths = iter([BackboneDied("killed in mid-save"), None, None])
+    with serve(make=lambda: FakeBackbone(save_error=next(deaths))) as swarm:
+        swarm.start(job(trainer_common__save_freq=1, trainer_common__total_training_steps=2))
+        swarm.play_batch()
+        swarm.wait_step(1)
+        swarm.wait("ROLLING")
+        played = swarm.play_batch()
+        swarm.wait("FINISHED")
+        found = swarm.status()
+        assert len(swarm.backbones) == 2
+        assert found["checkpoint"]["step"] == 2
+        assert [row.episode for row in swarm.backbone.trained[-1].rows] == played
+        assert not [w for w in found["warnings"] if "DIVERGENCE" in w]
+
+
+@pytest.mark.parametrize("jump_s", [-10 * 365 * 86400.0, 10 * 365 * 86400.0])
+def test_the_machines_clock_may_jump(serve, monkeypatch, jump_s):
+    """Leases, order and resumption hang on no wall clock."""
+    true_time = time.time
+    with serve() as swarm:
+        swarm.start(job(trainer_common__total_training_steps=4))
+        open_before = swarm.begin(discard_episode_timeout=30)
+        swarm.play_batch()
+        swarm.wait_step(1)
+        monkeypatch.setattr(time, "time", lambda: true_time() + jump_s)
+        swarm.say(open_before)
+        swarm.play_batch()
+        swarm.wait_step(2)
+        assert swarm.end(open_before["episode_id"], "left").status_code == 200
+    with serve() as swarm:
+        swarm.wait("ROLLING")
+        found = swarm.status()
+        assert found["step"] == 2
+        assert found["pool"]["episodes_finished"] == 1
+        assert found["drops"] == {}
+        monkeypatch.undo()
+        swarm.play_batch()
+        swarm.wait_step(3)
+        assert not [w for w in swarm.status()["warnings"] if "DIVERGENCE" in w]
