@@ -200,13 +200,13 @@ def run(seed: int, kills: int, clients: int) -> dict[str, Any]:
             said = (folder / "server.log").read_text()
             failures = (folder / "clients.log").read_text() if any(codes) else ""
     diverged = [line for line in said.splitlines() if "DIVERGENCE" in line]
-    tracebacks = said.count("Traceback (most recent call last)")
+    tracebacks = [part[:1500] for part in said.split("Traceback (most recent call last)")[1:]]
     bad = [key for key, value in found.items() if key != "counts" and value]
     return {
         "ok": not bad and not diverged and not any(codes) and not tracebacks,
         "seed": seed, "clients": clients, "keep": keep, "faults": dict(chaos.done), "requests": dict(chaos.proxy.counts),
         "disk_faults": disk, "client_exit": codes, "client_failures": failures[-4000:], "divergences": diverged,
-        "server_tracebacks": tracebacks, "disk_refusals_logged": said.count("refuses writes"), **found,
+        "server_tracebacks": tracebacks[:5], "disk_refusals_logged": said.count("refuses writes"), **found,
         "drops_in_status": status["drops"], "journal_bytes": size,
         "server_starts": chaos.server.starts, "wall_seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
