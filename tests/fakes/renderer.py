@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ajet.trajectory.renderer import Extension, ParsedReply, StreamDecoder, Unstable, content_text
+from ajet.trajectory.replies import ReplySplitter
 
 STOP = 256
 
@@ -48,3 +49,11 @@ class ByteRenderer:
 
     def parse(self, reply_ids: Sequence[int], tools: Any = None) -> ParsedReply:
         return ParsedReply({"role": "assistant", "content": self.decode(reply_ids)}, "stop", False)
+
+    @staticmethod
+    def reply_splitter() -> ReplySplitter:
+        return ReplySplitter(thinks=False, prefilled=False)
+
+    @staticmethod
+    def message_of(text: str) -> dict[str, Any]:
+        return {"role": "assistant", "content": text}

@@ -8,6 +8,7 @@ shown nothing yet costs the client a wait, not an error.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -26,8 +27,12 @@ from ajet.trajectory import Call, ChatRenderer, Prepared
 
 UNLIKELY_PER_TOKEN = 8
 """Characters a token; a prompt with more of them for the whole context is hardly one that fits."""
-OnText = Callable[[int, str, list[dict[str, Any]] | None], None]
-"""Called with (choice index, text that is final, its log-probs) while a reply is sampled."""
+log = logging.getLogger("ajet.chat")
+
+MALFORMED = "malformed_tool_calls"
+
+OnText = Callable[[int, str, str, list[dict[str, Any]] | None], None]
+"""Called with (choice index, ``content`` or ``reasoning_content``, text that is final, log-probs) during sampling."""
 
 
 @dataclass
@@ -162,11 +167,14 @@ async def _serve(
     for reply in replies:
         _read(renderer, reply, request, streamed=on_text is not None)
         if reply.malformed:
-            engine.telemetry.count("malformed_tool_calls")
+            _count_malformed(engine, episode, key.agent)
     call_id = episode.new_call_id()
     if prepared is not None:
-        await _record(experiment, episode, prepared, replies, sampling.temperature, call_id, created, identity.name)
+        calls = await _record(
+            experiment, episode, prepared, replies, sampling.temperature, call_id, created, identity.name
+        )
         episode.tags.setdefault(key.agent, key.tag)
+        engine.telemetry.timeline([call.branch for call in calls], prepared.respelled)
     done = Answered(call_id, int(created), replies, len(ids))
     engine.telemetry.call(len(ids), done.completion_tokens)
     return done
@@ -197,6 +205,17 @@ def _too_long(most: int, tokens: int) -> ContextLengthExceeded:
     )
 
 
+def _count_malformed(engine: Engine, episode: OpenEpisode, agent: str) -> None:
+    """Count a tool call that could not be read. One line for it, and no flood where a model makes nothing else."""
+    engine.telemetry.count(MALFORMED)
+    many = engine.telemetry.counts[MALFORMED]
+    if str(many).strip("0") == "1":
+        log.warning(
+            "agent %r of episode %s wrote a tool call that cannot be read; its text was returned as content "
+            "(the %d. such reply since the start; the next line comes at %d)", agent, episode.id, many, many * 10,
+        )  # fmt: skip
+
+
 def _repeat(engine: Engine, episode: OpenEpisode, calls: list[Call], on_text: OnText | None) -> Answered:
     """The answer on record, once more. Alternatives to its tokens (``top_logprobs``) are not kept."""
     engine.telemetry.count("chat_repeats")
@@ -206,8 +225,9 @@ def _repeat(engine: Engine, episode: OpenEpisode, calls: list[Call], on_text: On
         reply = Reply(call.choice, call.reply_ids, call.logprobs, call.versions, message=call.message)
         reply.finish_reason = "tool_calls" if tools else call.finish_reason
         replies.append(reply)
-        if on_text is not None and call.message.get("content") and not tools:
-            on_text(call.choice, call.message["content"], None)
+        for part in ("reasoning_content", "content"):
+            if on_text is not None and call.message.get(part) and not tools:
+                on_text(call.choice, part, call.message[part], None)
     prompt = len(episode.trajectory.full_ids(calls[0].call_id)) - len(calls[0].reply_ids)
     return Answered(calls[0].call_id, int(calls[0].created), replies, prompt)
 
@@ -315,6 +335,7 @@ class _Watcher:
         self._on_text = None if request.tools else on_text
         self._logprobs = request.logprobs
         self._decoder = renderer.stream_decoder()
+        self._splitter = renderer.reply_splitter()
         self._text = ""
         self._sent = 0
         self._sent_ids = 0
@@ -358,15 +379,20 @@ class _Watcher:
     def _show(self, reply: Reply, end: int, last: bool = False) -> None:
         if self._on_text is None:
             return
-        piece = self._text[self._sent : end]
+        pieces = self._splitter.push(self._text[self._sent : end])
+        if last:
+            pieces += self._splitter.flush()
+        self._sent = max(self._sent, end)
         entries = None
         if self._logprobs:
             entries = logprob_entries(self._renderer, reply, self._sent_ids)
             self._sent_ids = len(reply.ids)
-        if piece or entries:
-            self._sent = end
+        if entries and not pieces:
+            pieces = [("content", "")]
+        for part, piece in pieces:
             self.shown = True
-            self._on_text(reply.index, piece, entries)
+            self._on_text(reply.index, part, piece, entries)
+            entries = None
 
     @property
     def text(self) -> str:
@@ -375,9 +401,9 @@ class _Watcher:
 
 def _read(renderer: ChatRenderer, reply: Reply, request: ChatRequest, *, streamed: bool) -> None:
     """The assistant message of a reply, as it is answered and as a later request will quote it."""
-    if streamed and not request.tools:
+    if (streamed or reply.stopped_at is not None) and not request.tools:
         text = renderer.decode(reply.ids)
-        reply.message = {"role": "assistant", "content": text if reply.stopped_at is None else text[: reply.stopped_at]}
+        reply.message = renderer.message_of(text if reply.stopped_at is None else text[: reply.stopped_at])
         return
     parsed = renderer.parse(reply.ids, request.tools)
     reply.message, reply.malformed = parsed.message, parsed.malformed
@@ -398,7 +424,7 @@ async def _record(
     call_id: str,
     created: float,
     request: str,
-) -> None:
+) -> list[Call]:
     """Put the replies on their timeline and on record, as one atom."""
     calls = []
     for i, reply in enumerate(replies):
@@ -429,6 +455,7 @@ async def _record(
             episode.forget(call)
         raise
     episode.answers.add(calls)
+    return calls
 
 
 def _settle_record(episode: OpenEpisode, calls: list[Call], done: asyncio.Future[None]) -> None:

@@ -47,6 +47,8 @@ def batch_metrics(batch: BatchFormed, episodes: list[BatchEpisode]) -> dict[str,
             by_tag.setdefault(tag, []).extend(values)
     found.update({f"reward/{tag}/mean": _mean(values) for tag, values in sorted(by_tag.items())})
     found.update(_zero_shares(batch.num_repeat, episodes))
+    branches = Counter(call.branch for episode in episodes for call in episode.calls)
+    found.update({f"timelines/{branch}": n for branch, n in sorted(branches.items())})
     return found
 
 

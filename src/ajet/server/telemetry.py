@@ -16,6 +16,10 @@ class Telemetry:
     def __init__(self) -> None:
         self.started = time.time()
         self.counts: Counter[str] = Counter()
+        self.branches: Counter[str] = Counter()
+        """Recorded calls by :class:`ajet.trajectory.Branch`."""
+        self.respelled = 0
+        """Calls whose template spells the reply before them otherwise than it was sampled."""
         self.calls = 0
         self.sampled_tokens = 0
         self.prompt_tokens = 0
@@ -33,6 +37,11 @@ class Telemetry:
         now = time.monotonic()
         if now - self._marks[-1][0] > 1.0:
             self._mark(now)
+
+    def timeline(self, branches: list[str], respelled: bool) -> None:
+        """Count recorded calls by how they stand to the calls before them."""
+        self.branches.update(branches)
+        self.respelled += respelled
 
     def _mark(self, now: float) -> None:
         self._marks.append((now, self.calls, self.sampled_tokens))

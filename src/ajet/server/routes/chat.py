@@ -131,11 +131,9 @@ class ChatEndpoint:
         send: Send,
     ) -> None:
         """Server-sent events. Headers go out with the first text, so that an early error keeps its status."""
-        pieces: asyncio.Queue[tuple[int, str, list[dict[str, Any]] | None] | None] = asyncio.Queue()
+        pieces: asyncio.Queue[tuple[int, str, str, list[dict[str, Any]] | None] | None] = asyncio.Queue()
         work = asyncio.create_task(
-            chat.answer(
-                self._engine, key, body, request, identity, lambda i, text, probs: pieces.put_nowait((i, text, probs))
-            )
+            chat.answer(self._engine, key, body, request, identity, lambda *piece: pieces.put_nowait(piece))
         )
         work.add_done_callback(lambda _: pieces.put_nowait(None))
         watch = _Watch(receive, work)
@@ -223,8 +221,8 @@ class _Events:
         choice["logprobs"] = {"content": probs, "refusal": None} if probs is not None else None
         return self._event([choice])
 
-    async def text(self, index: int, text: str, probs: list[dict[str, Any]] | None) -> None:
-        await self._write(self._choice(index, {"content": text}, probs=probs))
+    async def text(self, index: int, part: str, text: str, probs: list[dict[str, Any]] | None) -> None:
+        await self._write(self._choice(index, {part: text}, probs=probs))
 
     async def finish(self, answered: chat.Answered, request: ChatRequest) -> None:
         out = b""

@@ -73,12 +73,17 @@ class _Collector:
             "ajet_chat_calls": ("Chat calls answered", now.speeds.calls),
             "ajet_sampled_tokens": ("Tokens sampled", now.speeds.sampled_tokens),
             "ajet_trained_tokens": ("Tokens trained", now.speeds.trained_tokens),
+            "ajet_respelled_replies": (
+                "Calls whose chat template spells the reply before them otherwise than it was sampled",
+                self._engine.telemetry.respelled,
+            ),
         }
         for name, (words, value) in counters.items():
             yield CounterMetricFamily(name, words, value=value)
         for name, words, values in (
             ("ajet_dropped_episodes", "Episodes not trained, by reason", now.drops),
             ("ajet_dropped_tokens", "Sampled tokens not trained, by reason", now.dropped_tokens),
+            ("ajet_timelines", "Recorded calls, by why they branch or do not", dict(self._engine.telemetry.branches)),
             ("ajet_server", "Errors and incidents", dict(self._engine.telemetry.counts)),
         ):
             family = CounterMetricFamily(name, words, labels=["reason"])
