@@ -39,6 +39,7 @@ def audit(journal: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
             calls.setdefault(n, {})[call.call_id] = call.message.get("content")
         compacted = {n for (n,) in db.execute("SELECT n FROM compacted")}
         members = Counter(n for (n,) in db.execute("SELECT n FROM member"))
+        step_of = dict(db.execute("SELECT n, step FROM member"))
         dropped = dict(db.execute("SELECT n, reason FROM dropped"))
         batches = [step for (step,) in db.execute("SELECT step FROM batch ORDER BY step")]
         tally = dict(db.execute("SELECT name, n FROM tally"))
@@ -65,9 +66,20 @@ def audit(journal: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
         end = done.get(n)
         if n in compacted and end is not None and end["how"] == "end" and end["calls"] < count:
             lost_calls.append(f"lease {n}: {count} calls acknowledged, {end['calls']} counted at its end")
-    trained = Counter(key.partition("/")[0] for step in steps for key in {_of(k) for k in step.advantages})
+    done_steps = {step.step for step in steps}
+    for n in compacted:
+        untrained = n in dropped or (n in done and done[n]["fate"] != "pooled")
+        if step_of.get(n) not in done_steps and not untrained:
+            lost_calls.append(f"lease {n}: its calls were removed before it was trained or dropped")
+    trained = Counter(episode for step in steps for episode in {_of(key) for key in step.advantages})
     twice = [e for e, times in trained.items() if times > 1] + [str(n) for n, times in members.items() if times > 1]
     twice += [f"lease {n} is in a batch and dropped" for n in members if n in dropped]
+    twice += [
+        f"step {step.step} trained {episode}, which is not of its batch"
+        for step in steps
+        for episode in {_of(key) for key in step.advantages}
+        if step_of.get(lease.get(episode, 0)) != step.step
+    ]
     reasons: Counter[str] = Counter(dropped.values())
     known = {str(reason) for reason in DropReason} | ENDED_UNTRAINED
     for n, end in done.items():
@@ -89,7 +101,7 @@ def audit(journal: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
         "counts": {
             "acknowledged_calls": sum(acknowledged.values()), "acknowledged_ends": sum(x["kind"] == "end" for x in told),
             "refusals": sum(x["kind"] == "refused" for x in told), "episodes": len(lease), "steps": len(steps),
-            "episodes_trained": len(members), "drops": dict(reasons),
+            "open": len(lease) - len(done), "episodes_trained": len(members), "drops": dict(reasons),
         },
     }  # fmt: skip
 

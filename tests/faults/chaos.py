@@ -35,6 +35,9 @@ GROUPS, REPEAT = 4, 2
 KILLS = {"server": 0.45, "backbone": 0.3, "clients": 0.25}
 OTHER = {"disk": 0.15, "pause": 0.1}
 """Chance of one of these between two kills."""
+TRACEBACK = "Traceback (most recent call last)"
+NO_ROWS = {"nothing_to_train", "late_end"}
+"""Counted beside what an episode has for its fate."""
 
 
 def job(keep: str) -> AgentJetJob:
@@ -82,6 +85,9 @@ class Chaos:
         self.client_processes = max(1, clients // self.per_process)
         self.made = 0
         self.done: Counter[str] = Counter()
+        self.schedule: list[tuple[float, str]] = []
+        """(seconds since the start, fault), in order."""
+        self.began = time.monotonic()
 
     def add_clients(self) -> None:
         self.made += 1
@@ -105,7 +111,12 @@ class Chaos:
     def serve_again(self) -> None:
         until(lambda: self.server.state() in ("ROLLING", "UPDATING"), what="serving again")
 
+    def note(self, fault: str) -> None:
+        self.done[fault] += 1
+        self.schedule.append((round(time.monotonic() - self.began, 1), fault))
+
     def kill_server(self) -> None:
+        self.note("kill_server")
         self.server.kill()
         time.sleep(self.draw.uniform(0.0, 1.0))
         self.server.start()
@@ -113,7 +124,8 @@ class Chaos:
             self.serve_again()
 
     def kill_backbone(self) -> None:
-        pid = until(lambda: self.server.backbone() or self.server.state() == "FAILED", what="a backbone")
+        pid = until(self.server.backbone, what="a backbone")
+        self.note("kill_backbone")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         if self.draw.random() < 0.5:
@@ -121,34 +133,39 @@ class Chaos:
 
     def kill_clients(self) -> None:
         process, _ = self.processes.pop(self.draw.randrange(len(self.processes)))
+        self.note("kill_clients")
         kill(process)
         self.add_clients()
 
     def fill_disk(self) -> None:
         if self.disk is None:
             return
+        if self.draw.random() < 0.7:
+            self.serve_again()
+        self.note("disk_filled")
         filler = self.disk / "filler"
-        with contextlib.suppress(OSError), filler.open("wb") as file:
-            while True:
-                file.write(b"\0" * 65536)
-                file.flush()
-        time.sleep(self.draw.uniform(0.5, 4.0))
+        until_s = time.monotonic() + self.draw.uniform(0.5, 4.0)
+        with filler.open("wb", buffering=0) as file:
+            while time.monotonic() < until_s:
+                try:
+                    file.write(b"\0" * 65536)
+                except OSError:
+                    # What the server gives back (its reserve, an old checkpoint) is taken too.
+                    time.sleep(0.05)
         filler.unlink()
-        self.done["disk_filled"] += 1
 
     def pause_server(self) -> None:
         assert self.server.process is not None
+        self.note("paused")
         os.kill(self.server.process.pid, signal.SIGSTOP)
         time.sleep(self.draw.uniform(0.5, 4.0))
         os.kill(self.server.process.pid, signal.SIGCONT)
-        self.done["paused"] += 1
 
     def hurt(self, kills: int) -> None:
         while sum(self.done[f"kill_{kind}"] for kind in KILLS) < kills:
             self.some_steps()
             kind = self.draw.choices(list(KILLS), list(KILLS.values()))[0]
             {"server": self.kill_server, "backbone": self.kill_backbone, "clients": self.kill_clients}[kind]()
-            self.done[f"kill_{kind}"] += 1
             if self.draw.random() < OTHER["disk"]:
                 self.fill_disk()
             if self.draw.random() < OTHER["pause"]:
@@ -199,16 +216,26 @@ def run(seed: int, kills: int, clients: int) -> dict[str, Any]:
                 chaos.close()
             said = (folder / "server.log").read_text()
             failures = (folder / "clients.log").read_text() if any(codes) else ""
-    diverged = [line for line in said.splitlines() if "DIVERGENCE" in line]
-    tracebacks = [part[:1500] for part in said.split("Traceback (most recent call last)")[1:]]
+    lines = said.splitlines()
+    diverged = [line for line in lines if "DIVERGENCE" in line]
+    tracebacks = ["\n".join(lines[max(0, i - 2) : i + 40]) for i, line in enumerate(lines) if TRACEBACK in line]
+    not_resumed = [line for line in lines if "could not be resumed" in line]
+    tally = found["counts"]["drops"]
+    # A lease may run out between the last status and the stop; none may come back.
+    found["inconsistent"] += [
+        f"{reason}: {n} in the status, {tally.get(reason, 0)} rows"
+        for reason, n in status["drops"].items()
+        if reason not in NO_ROWS and n > tally.get(reason, 0)
+    ]
     bad = [key for key, value in found.items() if key != "counts" and value]
     return {
-        "ok": not bad and not diverged and not any(codes) and not tracebacks,
+        "ok": not (bad or diverged or any(codes) or tracebacks or not_resumed),
         "seed": seed, "clients": clients, "keep": keep, "faults": dict(chaos.done), "requests": dict(chaos.proxy.counts),
         "disk_faults": disk, "client_exit": codes, "client_failures": failures[-4000:], "divergences": diverged,
-        "server_tracebacks": tracebacks[:5], "disk_refusals_logged": said.count("refuses writes"), **found,
-        "drops_in_status": status["drops"], "journal_bytes": size,
-        "server_starts": chaos.server.starts, "wall_seconds": round(time.monotonic() - began, 1),
+        "server_tracebacks": tracebacks[:5], "not_resumed": not_resumed,
+        "disk_refusals_logged": said.count("refuses writes"), **found, "drops_in_status": status["drops"], "journal_bytes": size,
+        "schedule": chaos.schedule, "server_starts": chaos.server.starts,
+        "wall_seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -16,6 +17,8 @@ import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
+BACKBONE = b"ajet.backbone"
+"""In the command line of a backbone's process."""
 
 
 def free_port() -> int:
@@ -105,8 +108,11 @@ class Server:
     def backbone(self) -> int | None:
         """The pid of its backbone process, while there is one."""
         assert self.process is not None
-        found = children(self.process.pid)
-        return found[0] if found else None
+        for pid in children(self.process.pid):
+            with contextlib.suppress(OSError):
+                if BACKBONE in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return None
 
     def stop(self) -> None:
         """SIGTERM, and wait; SIGKILL past the deadline."""

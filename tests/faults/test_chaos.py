@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -27,7 +28,8 @@ async def told(tmp_path):
     """A sound journal (one trained group, one drop, one waiting), and clients that were told what it holds."""
     journal = Journal(tmp_path / "journal.sqlite")
     for n in (1, 2, 3, 4):
-        await journal.append(lease(n), CallRecorded(n, call(n)), end(n, task="t"))
+        done = end(n, task="t")
+        await journal.append(lease(n), CallRecorded(n, call(n)), replace(done, body={**done.body, "calls": 1}))
     await journal.append(Dropped(3, "policy_lag"), Counted("drop/policy_lag"))
     await journal.append(BatchFormed(1, 2, 0, ((1, "ep-1"), (2, "ep-2")), 0.0))
     await journal.append(StepDone(1, "d1", {}, {"ep-1/a": 1.0, "ep-2/a": -1.0}, 0.0))
@@ -69,6 +71,8 @@ def test_the_audit_finds_nothing_in_a_sound_journal(told):
         ("UPDATE tally SET n = 2", "unexplained_drops"),
         ("UPDATE dropped SET reason = 'because'", "unexplained_drops"),
         ("DELETE FROM lease WHERE n = 1", "lost_calls"),
+        ("INSERT INTO compacted VALUES(4)", "lost_calls"),
+        ("UPDATE member SET n = 4 WHERE n = 2", "trained_twice"),
     ],
 )
 def test_the_audit_finds_what_is_missing_or_doubled(told, statement, fault):
