@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -71,7 +72,11 @@ def model_renderer(config: AjetConfig) -> ChatRenderer:
     """The renderer of the job's model."""
     from ajet.backbone import model_dir
 
-    return ChatRenderer(model_dir(config.model.path))
+    renderer = ChatRenderer(model_dir(config.model.path))
+    # The libraries it took in are there to stay: no collection need walk them again.
+    gc.collect()
+    gc.freeze()
+    return renderer
 
 
 def checkpoint_store(directory: Any, *, keep_last: int, keep_best: int) -> Any:

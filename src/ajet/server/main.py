@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import socket
 import time
@@ -66,6 +67,9 @@ def serve(
         log.info("admin key: set %s to the content of %s", KEY_VARIABLE, settings.data_dir / "admin.key")
     if on_listening is not None:
         on_listening(url)
+    # What was imported stays: a collection that walks all of it would hold up everybody, and find nothing.
+    gc.collect()
+    gc.freeze()
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections import Counter, OrderedDict
@@ -140,8 +139,11 @@ class Registry:
         while len(self._fates) > REMEMBERED:
             self._fates.popitem(last=False)
 
-    async def end(self, episode_id: str, request: EndRequest) -> EndAnswer:
+    async def end(self, episode_id: str, request: EndRequest, metadata: str = "{}") -> EndAnswer:
         """Record an episode's result. Idempotent by request id; at most one end is ever recorded.
+
+        Args:
+            metadata: of its output, as JSON.
 
         Raises:
             EpisodeGone: the lease ended before (expired, aborted, or ended by another request).
@@ -160,14 +162,14 @@ class Registry:
             outcome: EndAnswer | str = await asyncio.shield(episode.ending)  # type: ignore[arg-type]
             if episode.ending_request == request.request_id and isinstance(outcome, EndAnswer):
                 return outcome
-            return await self.end(episode_id, request)
+            return await self.end(episode_id, request, metadata)
         check_result(request.task, request.output, episode.tags, episode.opened.task)
         episode.ending_request = request.request_id
-        task = asyncio.create_task(self._end(episode, request))
+        task = asyncio.create_task(self._end(episode, request, metadata))
         episode.ending = task
         return await asyncio.shield(task)
 
-    async def _end(self, episode: OpenEpisode, request: EndRequest) -> EndAnswer:
+    async def _end(self, episode: OpenEpisode, request: EndRequest, metadata: str) -> EndAnswer:
         output = request.output
         calls = len(episode.trajectory.calls)
         tags = dict(episode.tags)
@@ -194,7 +196,7 @@ class Registry:
                 "rewards": rewards_by_tag(output, tags),
                 "is_success": output.is_success,
                 "log_metrics": output.log_metrics,
-                "metadata": json.dumps(output.metadata, default=str),
+                "metadata": metadata,
                 "version": episode.newest_version(),
                 "calls": calls,
                 "sampled": sum(len(call.reply_ids) for call in episode.trajectory.calls.values()),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,7 +29,7 @@ from ajet.schema.wire import (
 )
 from ajet.server.engine import Engine
 from ajet.server.episode import OpenEpisode
-from ajet.server.http import json_response, read_model, until_disconnect
+from ajet.server.http import json_response, read_model, read_parsed, until_disconnect
 from ajet.server.routes.route import SWARM, Route
 from ajet.server.status import served_name
 
@@ -99,9 +101,28 @@ async def _begin(engine: Engine, wanted: BeginRequest) -> OpenEpisode | None:
 
 async def end(request: Request) -> Response:
     engine: Engine = request.app.state.engine
-    result = await read_model(request, EndRequest)
+    result, metadata = await read_parsed(request, _parse_end)
     registry = await engine.wait_registry(END_WAIT_S)
-    return json_response(await registry.end(request.path_params["id"], result))
+    return json_response(await registry.end(request.path_params["id"], result, metadata))
+
+
+def _parse_end(body: bytes) -> tuple[EndRequest, str]:
+    """A result, and its metadata as the text that is kept.
+
+    What a game says of itself may be megabytes: as objects it would live until the disk has it, for nobody to read.
+    """
+    try:
+        # The quick way; what it does not take (NaN, half a character, a wrong type) goes the way that names the fault.
+        tree = orjson.loads(body)
+        metadata = tree["output"].pop("metadata", {})
+        if isinstance(metadata, dict):
+            text = orjson.dumps(metadata).decode()
+            del metadata
+            return EndRequest.model_validate(tree), text
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    result = EndRequest.model_validate_json(body)
+    return result, json.dumps(result.output.metadata, default=str)
 
 
 async def abort(request: Request) -> Response:

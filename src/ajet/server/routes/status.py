@@ -19,6 +19,7 @@ from ajet.server.routes.route import SWARM, Route
 from ajet.server.status import status as snapshot
 
 KEEPALIVE_S = 15.0
+_STATES = "^({0})(,({0}))*$".format("|".join(state.value for state in EngineState))
 
 
 def _wait_s(text: str | None, default: float) -> float:
@@ -103,6 +104,7 @@ ROUTES = [
         query={
             "wait_state": {
                 "type": "string",
+                "pattern": _STATES,
                 "description": "States, separated by commas: answer when it is one of them.",
             },
             "wait_step": {"type": "integer", "minimum": 0, "maximum": 999_999_999},
