@@ -140,6 +140,22 @@ async def test_long_work_with_progress_is_no_hang(qwen2_dir):
         await backbone.close()
 
 
+async def test_a_pipe_that_breaks_under_a_call_is_a_death_and_no_bug(backbone, monkeypatch):
+    def closed(_data):
+        raise RuntimeError("unable to perform operation on a closed transport")  # as uvloop says it
+
+    running = asyncio.create_task(collect(backbone, prompt(1, 10), max_tokens=150, ignore_eos=True))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(backbone._writer, "write", closed)
+    with pytest.raises(BackboneDied, match="pipe"):
+        await collect(backbone, prompt(1, 10), max_tokens=3)
+    with pytest.raises(BackboneDied, match="pipe"):
+        await backbone.stats()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
 async def test_a_crash_carries_its_traceback(backbone):
     with pytest.raises(BackboneDied, match=r"(?s)Traceback.*TypeError"):
         await backbone._ask("save", directory=3)

@@ -136,7 +136,8 @@ class EmbeddedBackbone:
         finally:
             self._waiting.pop(key, None)
             if not finished and self._alive:
-                self._send({"op": "cancel", "id": key})
+                with contextlib.suppress(BackboneDied):
+                    self._send({"op": "cancel", "id": key})
 
     async def load_weights(self, version: int) -> None:
         await self._ask("load_weights", version=version)
@@ -192,7 +193,11 @@ class EmbeddedBackbone:
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._writer is not None
-        self._writer.write(wire.encode(message))
+        try:
+            self._writer.write(wire.encode(message))
+        except (RuntimeError, OSError) as error:
+            # The pipe broke just now; the reader has not come to it yet.
+            raise BackboneDied(f"The pipe to the backbone process is closed ({error}).") from error
 
     async def _ask(self, op: str, **arguments: Any) -> Any:
         key = next(self._keys)
