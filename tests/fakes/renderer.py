@@ -19,6 +19,10 @@ class ByteRenderer:
     def prompt(self, messages: list[dict[str, Any]], tools: Any = None) -> list[int]:
         return [i for m in messages for i in (*self._line(m), STOP)] + list(b"assistant:")
 
+    def far_beyond(self, messages: list[dict[str, Any]], tools: Any, most: int) -> int | None:
+        count = len(self.prompt(messages, tools))
+        return count if count > most else None
+
     @staticmethod
     def ids(prompt: list[int]) -> list[int]:
         return prompt
@@ -43,6 +47,9 @@ class ByteRenderer:
 
     def token_text(self, token_id: int) -> str:
         return "<stop>" if token_id == STOP else self.decode([token_id])
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        return [self.token_text(i) for i in ids]
 
     def stream_decoder(self) -> StreamDecoder:
         return StreamDecoder(self)  # type: ignore[arg-type]

@@ -188,16 +188,16 @@ async def _refuse_hopeless(renderer: ChatRenderer, request: ChatRequest, most: i
     size = sum(_length(message.get("content")) for message in request.messages)
     if size <= UNLIKELY_PER_TOKEN * most:
         return
-    tokens = len(await asyncio.to_thread(renderer.render, request.messages, request.tools))
-    if tokens >= most:
-        raise _too_long(most, tokens)
+    counted = await asyncio.to_thread(renderer.far_beyond, request.messages, request.tools, most)
+    if counted is not None:
+        raise _too_long(most, f"more than {counted}")
 
 
 def _length(content: Any) -> int:
     return len(content) if isinstance(content, str) else sum(len(str(part)) for part in content or ())
 
 
-def _too_long(most: int, tokens: int) -> ContextLengthExceeded:
+def _too_long(most: int, tokens: int | str) -> ContextLengthExceeded:
     return ContextLengthExceeded(
         f"This model's maximum context length is {most} tokens, and the messages have {tokens}. Shorten them, or raise "
         "rollout.max_model_len.",

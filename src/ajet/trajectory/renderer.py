@@ -57,6 +57,10 @@ class Unstable:
     has: str
 
 
+PIECE = 8192
+"""Characters that are tokenized at a time where others wait for the interpreter."""
+
+
 class ChatRenderer:
     """Renders and parses for one model.
 
@@ -120,6 +124,20 @@ class ChatRenderer:
         """Ids of a whole prompt."""
         return self._encoder.encode(prompt)
 
+    def far_beyond(self, messages: list[Message], tools: Tools, most: int) -> int | None:
+        """Tokens counted so far when it was clear that there are more than ``most``; None where it never was.
+
+        For a thread beside an event loop: it works in small pieces (the tokenizer holds the interpreter while it works on
+        one), stops as soon as it can, and leaves room for what cutting a text into pieces adds.
+        """
+        text = self.prompt(messages, tools).text
+        counted = 0
+        for at in range(0, len(text), PIECE):
+            counted += len(self.ids(Rendered(text[at : at + PIECE], ())))
+            if counted > most + most // 4 + 64:
+                return counted
+        return None
+
     def extend(self, prompt: Rendered, known: Rendered, reply_ids: list[int], tools: Tools) -> Extension | Unstable:
         """What ``prompt`` adds to a timeline whose last call had the prompt ``known`` and this sampled reply."""
         if not prompt.begins_with(known):
@@ -155,6 +173,21 @@ class ChatRenderer:
     def token_text(self, token_id: int) -> str:
         """One token as text (for ``logprobs``)."""
         return self._encoder.decode([token_id], skip_special=False)
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Text of each token, specials included; a character that several tokens make is the last one's."""
+        texts: list[str] = []
+        part: list[int] = []
+        for i in ids:
+            part.append(i)
+            text = self._encoder.decode(part, skip_special=False)
+            whole = not text.endswith("\ufffd") or len(part) == 4
+            texts.append(text if whole else "")
+            if whole:
+                part = []
+        if part:
+            texts[-1] = self._encoder.decode(part, skip_special=False)
+        return texts
 
     def stream_decoder(self) -> StreamDecoder:
         return StreamDecoder(self)
