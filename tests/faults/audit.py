@@ -80,6 +80,7 @@ def audit(journal: Path, told: list[dict[str, Any]]) -> dict[str, Any]:
         for episode in {_of(key) for key in step.advantages}
         if step_of.get(lease.get(episode, 0)) != step.step
     ]
+    twice += [f"{line['episode']}: {line['what']} was accepted" for line in told if line["kind"] == "accepted_late"]
     reasons: Counter[str] = Counter(dropped.values())
     known = {str(reason) for reason in DropReason} | ENDED_UNTRAINED
     for n, end in done.items():

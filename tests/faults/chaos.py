@@ -40,8 +40,8 @@ NO_ROWS = {"nothing_to_train", "late_end"}
 """Counted beside what an episode has for its fate."""
 
 
-def job(keep: str) -> AgentJetJob:
-    """Small steps, often: a fresh episode is a few calls of eight tokens."""
+def job(keep: str, lag: int) -> AgentJetJob:
+    """Small steps, often: an episode is a few calls of eight tokens."""
     made = AgentJetJob(
         experiment_name=NAME, model="ajet-tiny-werewolves", batch_size=GROUPS, num_repeat=REPEAT, max_env_worker=64,
         n_gpu=0, total_training_steps=100_000,
@@ -52,6 +52,7 @@ def job(keep: str) -> AgentJetJob:
     config.trainer_common.save_freq = 3
     config.checkpoint.keep_last = 2
     config.swarm.max_episode_age_s = 40.0
+    config.swarm.max_policy_lag = lag
     config.journal.keep = keep  # type: ignore[assignment]
     return made
 
@@ -96,13 +97,18 @@ class Chaos:
         process = python(["-m", "tests.faults.chaos_client", *arguments], self.folder / "clients.log")
         self.processes.append((process, log))
 
-    def start(self, keep: str) -> None:
+    def start(self, keep: str, lag: int) -> None:
         self.server.start()
         until(self.server.status, what="the server's start")
         with SwarmClient(self.server.url, verbose=False) as client:
-            client.auto_sync_train_config_and_start_engine(job(keep))
+            client.auto_sync_train_config_and_start_engine(job(keep, lag))
         for _ in range(self.client_processes):
             self.add_clients()
+        self.trained(1)
+
+    def trained(self, step: int) -> None:
+        """Wait for a step."""
+        until(lambda: ((self.server.status() or {}).get("step") or 0) >= step, what=f"step {step}")
 
     def some_steps(self) -> None:
         """Let it get somewhere between two faults."""
@@ -176,8 +182,10 @@ class Chaos:
             print(f"{dict(self.done)} {state}", file=sys.stderr, flush=True)
 
     def wind_down(self) -> tuple[list[int], dict[str, Any]]:
-        """Faults end, clients finish what they have; their exit codes, and the server's last status."""
+        """Faults end, training goes on, clients finish what they have; their exit codes, and the last status."""
         self.proxy.rate = 0.0
+        self.serve_again()
+        self.trained(until(self.server.status, what="a status")["step"] + 1)
         for _, log in self.processes:
             Path(f"{log}.stop").touch()
         codes = [process.wait(timeout=300) for process, _ in self.processes]
@@ -197,12 +205,13 @@ def run(seed: int, kills: int, clients: int) -> dict[str, Any]:
     """One trial, audited."""
     began = time.monotonic()
     keep = "all" if seed % 2 == 0 else "needed"
+    lag = 1 if seed % 3 == 0 else 8
     with tempfile.TemporaryDirectory(prefix="ajet-chaos-") as name:
         folder = Path(name)
         with small_disk(folder / "disk") as disk:
             chaos = Chaos(folder, disk, seed, clients)
             try:
-                chaos.start(keep)
+                chaos.start(keep, lag)
                 chaos.hurt(kills)
                 codes, status = chaos.wind_down()
                 journal = chaos.server.exp_dir / NAME / "journal.sqlite"
@@ -230,10 +239,12 @@ def run(seed: int, kills: int, clients: int) -> dict[str, Any]:
     bad = [key for key, value in found.items() if key != "counts" and value]
     return {
         "ok": not (bad or diverged or any(codes) or tracebacks or not_resumed),
-        "seed": seed, "clients": clients, "keep": keep, "faults": dict(chaos.done), "requests": dict(chaos.proxy.counts),
+        "seed": seed, "clients": clients, "keep": keep, "max_policy_lag": lag, "faults": dict(chaos.done),
+        "requests": dict(chaos.proxy.counts),
         "disk_faults": disk, "client_exit": codes, "client_failures": failures[-4000:], "divergences": diverged,
         "server_tracebacks": tracebacks[:5], "not_resumed": not_resumed,
-        "disk_refusals_logged": said.count("refuses writes"), **found, "drops_in_status": status["drops"], "journal_bytes": size,
+        "disk_refusals_logged": said.count("refuses writes"), **found,
+        "drops_in_status": status["drops"], "journal_bytes": size,
         "schedule": chaos.schedule, "server_starts": chaos.server.starts,
         "wall_seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip

@@ -2,11 +2,13 @@
 
 ``python -m tests.faults.chaos_client URL LOG SEED CLIENTS``. Lines of LOG are JSON, each fsynced: ``begin``, ``call``
 (with the text that was answered), ``end`` (with its reward), ``abort``, ``refused`` (with the reason), ``left`` (an
-episode abandoned on purpose). Ends when the file LOG.stop exists, or when training is over.
+episode abandoned on purpose), ``accepted_late`` (a request that had to be refused was not). Every second client is an
+``AsyncSwarmClient``. Ends when the file LOG.stop exists, or when training is over.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -14,14 +16,16 @@ import sys
 import threading
 import traceback
 import uuid
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import openai
 
-from ajet import SwarmClient, Task, WorkflowOutput
+from ajet import AsyncSwarmClient, SwarmClient, Task, WorkflowOutput
 from ajet.schema.errors import AjetError, EpisodeGone, TrainingFinished
 
+T = TypeVar("T")
 BUDGET_S = 240.0
 
 
@@ -39,11 +43,45 @@ class Record:
             os.fsync(self._file.fileno())
 
 
+class FromThread:
+    """An ``AsyncSwarmClient`` on an event loop in a thread of its own, called as a ``SwarmClient`` is."""
+
+    def __init__(self, url: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._client = self._run(self._make(url))
+
+    @staticmethod
+    async def _make(url: str) -> AsyncSwarmClient:
+        return AsyncSwarmClient(url, verbose=False, retry_budget_s=BUDGET_S, pool_size=4)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def begin_episode(self, *, discard_episode_timeout: float) -> tuple[str, Any]:
+        return self._run(self._client.begin_episode(discard_episode_timeout=discard_episode_timeout))
+
+    def end_episode(self, task: Task, episode: str, output: WorkflowOutput) -> None:
+        self._run(self._client.end_episode(task, episode, output))
+
+    def abort_episode(self, episode: str, reason: str) -> None:
+        self._run(self._client.abort_episode(episode, reason))
+
+    def close(self) -> None:
+        self._run(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
 class ScriptedClient:
     """One client: begins, talks, ends or aborts or forgets, again and again."""
 
-    def __init__(self, url: str, record: Record, seed: str, stop: Path) -> None:
-        self.client = SwarmClient(url, verbose=False, retry_budget_s=BUDGET_S, pool_size=4)
+    def __init__(self, url: str, record: Record, seed: str, stop: Path, is_async: bool) -> None:
+        self.client = (
+            FromThread(url) if is_async else SwarmClient(url, verbose=False, retry_budget_s=BUDGET_S, pool_size=4)
+        )
         self.record, self.draw, self.stop, self.seed = record, random.Random(seed), stop, seed
         self.episodes = 0
 
@@ -81,6 +119,19 @@ class ScriptedClient:
             reward = round(self.draw.random(), 3)
             self.client.end_episode(task, uuid_, WorkflowOutput(reward=reward))
             self.record.write("end", episode=uuid_, task=task.task_id, reward=reward)
+            if self.draw.random() < 0.15:
+                self.too_late(task, uuid_, api, reward)
+
+    def too_late(self, task: Task, episode: str, api: Any, reward: float) -> None:
+        """An episode that has ended takes no other end, and no more calls."""
+        try:
+            self.client.end_episode(task, episode, WorkflowOutput(reward=reward + 1.0))
+        except EpisodeGone as gone:
+            self.record.write("refused", episode=episode, reason=gone.message)
+        else:
+            self.record.write("accepted_late", episode=episode, what="a second end")
+        if self.call(episode, api.for_agent("anna", "talker"), []):
+            self.record.write("accepted_late", episode=episode, what="a call after the end")
 
     def call(self, episode: str, api: Any, history: list[dict[str, str]]) -> bool:
         """One chat call; False where the episode is gone."""
@@ -114,7 +165,7 @@ def main() -> int:
 
     def run(number: int) -> None:
         try:
-            ScriptedClient(url, record, f"{seed}-{number}", stop).run()
+            ScriptedClient(url, record, f"{seed}-{number}", stop, is_async=number % 2 == 1).run()
         except (AjetError, openai.OpenAIError, OSError):
             failed.append(traceback.format_exc())
 
