@@ -1,4 +1,4 @@
-"""``ajet-swarm``: start, demo, status, stop, doctor, replay-journal. Each command imports what it needs when it runs, so ``--help`` is instant."""
+"""``ajet-swarm``: start, demo, status, stop, doctor, replay-journal, inspect. Each command imports what it needs when it runs, so ``--help`` is instant."""
 
 from __future__ import annotations
 
@@ -190,6 +190,57 @@ def replay_journal(
         if result.diverged:
             print(f"first difference at step {result.diverged[0]}", file=sys.stderr)
     raise typer.Exit(1 if result.diverged else 0)
+
+
+@app.command()
+def inspect(
+    episode: Annotated[str, typer.Argument(help="An episode's id, or 'last' for the newest one with calls.")] = "last",
+    swarm_url: Url = DEFAULT_URL,
+    exp_dir: Annotated[
+        Path | None, typer.Option(help="Read an experiment's folder instead of asking a server.", exists=True)
+    ] = None,
+    detect: Annotated[
+        bool, typer.Option("--detect", help="Say why agents fork: which message differs, and what to do.")
+    ] = False,
+    episodes: Annotated[
+        int,
+        typer.Option(
+            help="With --detect and --exp-dir: look at so many of the newest episodes; 0 = at EPISODE.", min=0
+        ),
+    ] = 0,
+    tokens: Annotated[bool, typer.Option("--tokens", help="One line a token.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the episode as JSON.")] = False,
+) -> None:
+    """Show an episode's tokens as training reads them: owner, mask, log-prob, advantage; or why its agents fork."""
+    from rich.console import Console
+
+    from ajet.monitor.inspect import show_episode, show_forks
+
+    console = Console(highlight=False, soft_wrap=True)
+    if exp_dir is not None:
+        from ajet.server.inspecting import LAST, branched_calls, detail_of_folder, journal_of
+
+        if detect and episodes:
+            if episode != LAST:
+                raise AjetError("--episodes looks at the newest ones. Leave EPISODE out, or leave --episodes out.")
+            causes, branched = branched_calls(journal_of(exp_dir)[0], episodes)
+            show_forks(console, causes, ((name, call.to_wire()) for name, call in branched))
+            return
+        found = detail_of_folder(exp_dir, episode, tokens=not detect)
+    else:
+        from ajet.client import SwarmClient
+
+        if episodes:
+            raise AjetError("--episodes reads a journal. Name the experiment's folder with --exp-dir.")
+        client = SwarmClient(swarm_url, verbose=False, retry_budget_s=0)
+        found = client.get_episode(episode, tokens=not detect)
+    if as_json:
+        print(json.dumps(found))
+    elif detect:
+        branched = ((found["episode_id"], c) for c in found["calls"] if c["branch"] not in ("first", "continues"))
+        show_forks(console, found["branches"], branched)
+    else:
+        show_episode(console, found, table=tokens)
 
 
 def main() -> None:

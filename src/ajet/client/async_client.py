@@ -161,6 +161,15 @@ class AsyncSwarmClient:
     async def get_episode_buffer(self) -> list[dict[str, Any]]:
         return await self._run(self._operations.open_episodes())
 
+    async def get_episode(self, episode_id: str, *, tokens: bool = False) -> dict[str, Any]:
+        """One episode whole (:class:`ajet.schema.wire.EpisodeDetail`): calls, log-probs, rewards, advantages, fate.
+
+        Args:
+            episode_id: or ``last`` for the newest one with calls.
+            tokens: with the samples training reads, token by token.
+        """
+        return await self._run(self._operations.episode(episode_id, tokens))
+
     async def close(self) -> None:
         """Abort what is open and close the connections."""
         if self._heartbeat is not None:

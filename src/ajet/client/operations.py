@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 
@@ -349,6 +350,10 @@ class Operations:
     def open_episodes(self) -> Operation[list[dict[str, Any]]]:
         reply = yield from self.request(Call("GET", f"{API}/episodes"))
         return list(reply.body.get("episodes", []))
+
+    def episode(self, episode: str, tokens: bool) -> Operation[dict[str, Any]]:
+        params = {"tokens": "true"} if tokens else {}
+        return (yield from self.request(Call("GET", f"{API}/episodes/{quote(episode, safe='')}", params=params))).body
 
 
 # ── small parts ──────────────────────────────────────────────────────────────────────────────────────────────────────

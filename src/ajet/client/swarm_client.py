@@ -269,6 +269,15 @@ class SwarmClient:
         """The open episodes of all clients, longest idle first."""
         return self._run(self._operations.open_episodes())
 
+    def get_episode(self, episode_id: str, *, tokens: bool = False) -> dict[str, Any]:
+        """One episode whole (:class:`ajet.schema.wire.EpisodeDetail`): calls, log-probs, rewards, advantages, fate.
+
+        Args:
+            episode_id: or ``last`` for the newest one with calls.
+            tokens: with the samples training reads, token by token.
+        """
+        return self._run(self._operations.episode(episode_id, tokens))
+
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:

@@ -202,7 +202,10 @@ class EpisodeDetail(Wire):
     """``GET /episodes/{id}``: the whole episode.
 
     ``fate``: ``open``, an :data:`EndFate`, ``aborted``, ``trained`` or ``dropped``; ``reason`` names the cause of the
-    last two of abort and drop. ``calls`` are journal records (token ids, log-probs, versions, the message).
+    last two of abort and drop. ``advantages`` are by agent. ``branches`` counts calls by how they stand to those
+    before them; ``dropped_tokens`` sampled tokens that are not trained, by reason. ``calls`` are journal records (token
+    ids, log-probs, versions, the message, branch and fork). ``samples``, with ``?tokens=true``: what training reads, one
+    entry a timeline, cut into pieces by the call that owns them, each token with its text and its training mask.
     """
 
     episode_id: str
@@ -215,7 +218,10 @@ class EpisodeDetail(Wire):
     reward: float | dict[str, float] | None = None
     is_success: bool | None = None
     advantages: dict[str, float] = Field(default_factory=dict)
+    branches: dict[str, int] = Field(default_factory=dict)
+    dropped_tokens: dict[str, int] = Field(default_factory=dict)
     calls: list[dict[str, Any]] = Field(default_factory=list)
+    samples: list[dict[str, Any]] = Field(default_factory=list)
 
 
 # ── reads ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ Promises:
   rules every player reads, a speech that nine players hear. Where a tokenizer does not promise that (tokens that eat
   the space around them, say), nothing is looked up.
 
-Used by :class:`ajet.trajectory.ChatRenderer` only, in one thread.
+Used by :class:`ajet.trajectory.ChatRenderer` only, in one thread; :meth:`TextEncoder.count` and decoding in any.
 """
 
 from __future__ import annotations
@@ -92,6 +92,10 @@ class TextEncoder:
             ids += self._piece(text[at:cut], first=at == 0)
             at = cut
         return ids
+
+    def count(self, text: str) -> int:
+        """How many tokens a text has by itself. Looks nothing up and keeps nothing, so any thread may ask."""
+        return len(self._ids(text))
 
     def _piece(self, text: str, first: bool) -> list[int]:
         if self._markup is None:

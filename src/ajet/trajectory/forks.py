@@ -1,4 +1,4 @@
-"""Why a request starts a branch: the causes, the message at fault, and what a user can do about it.
+"""Why a request starts a branch: the causes, and the message at fault.
 
 A branch is never wrong, but it costs: its whole prompt is computed again, and a token that two branches share is
 context in one of them. An agent whose history only grows has none.
@@ -33,64 +33,6 @@ class Branch(str, Enum):
 
     def __str__(self) -> str:
         return self.value
-
-
-GROWS = frozenset({Branch.FIRST, Branch.CONTINUES})
-"""Not branches: the first call, and one that continues the end of a timeline."""
-
-ADVICE: dict[str, tuple[str, str]] = {
-    "first": ("The agent's first call.", "Nothing to do."),
-    "continues": ("The history only grew.", "Nothing to do: this is the cheapest way."),
-    "choice": ("A further reply to the same request (n > 1).", "Nothing to do: each reply is a timeline of its own."),
-    "parallel": (
-        "The request continues a call that another request had continued already.",
-        "Nothing to do if the agent explores several ways on purpose, or calls in parallel. Else pass the latest reply back.",
-    ),
-    "retry": (
-        "The same messages were sent again, and not as a repeat of the same request.",
-        "Both replies are trained. If the first was lost on the way, send the Idempotency-Key header (OpenAI SDKs do with "
-        "max_retries): the first answer comes again and nothing is sampled twice.",
-    ),
-    "system_changed": (
-        "The system message is not what it was.",
-        "Keep what changes (time, state, memory) out of the system message: append it as a user message.",
-    ),
-    "tools_changed": (
-        "The list of tools is not what it was.",
-        "Offer the same tools, in the same order, in every call of one agent; say in a message which of them apply now.",
-    ),
-    "history_edited": (
-        "An earlier message is not what it was.",
-        "Append instead of rewriting. A framework that trims or re-formats replies must be told to pass them on as they came.",
-    ),
-    "messages_removed": (
-        "Earlier messages are missing (a sliding window, a compacted memory).",
-        "Keep the whole history and raise max_model_len, or cut it rarely and by much: each cut starts a branch.",
-    ),
-    "reasoning_dropped": (
-        "The reply came back without its reasoning, or the chat template leaves earlier reasoning out.",
-        "Pass reasoning_content back with the assistant's message. Where the template itself drops it, every turn of a user "
-        "starts a branch: use a model or a template that keeps it, or let the agent act through tools within one turn.",
-    ),
-    "new_conversation": (
-        "The request has nothing in common with the last one but its system message.",
-        "Nothing to do if each request stands alone by design. Several conversations at once deserve an agent name each.",
-    ),
-    "stop_string": (
-        "The last reply was cut before a stop string, so the history lacks what was sampled behind the cut.",
-        "Let the model end its turn by itself, or cut the text in the agent and pass the whole reply back.",
-    ),
-    "template_unstable": (
-        "The chat template writes the known part of the history differently now that more follows, or has no words for a "
-        "special token that the reply holds or ends with.",
-        "Use a template that only appends (see which characters differ), or a model whose template does.",
-    ),
-    "after_restart": (
-        "The server restarted meanwhile and the request does not continue a reply; why can no longer be told.",
-        "Nothing to do.",
-    ),
-}
-"""Cause → what it means, what to do."""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class ChatRenderer:
         text = self.prompt(messages, tools).text
         counted = 0
         for at in range(0, len(text), PIECE):
-            counted += len(self.ids(Rendered(text[at : at + PIECE], ())))
+            counted += self._encoder.count(text[at : at + PIECE])
             if counted > most + most // 4 + 64:
                 return counted
         return None

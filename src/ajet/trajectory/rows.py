@@ -7,7 +7,7 @@ is trained in the first of them only. What is not trained is counted under a rea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -46,12 +46,9 @@ def build_rows(
     Raises:
         KeyError: the reward dict covers neither an agent nor its tag.
     """
-    by_agent: dict[str, list[Call]] = {}
-    for call in calls:
-        by_agent.setdefault(call.agent, []).append(call)
     dropped: Counter[str] = Counter()
     rows: list[Row] = []
-    for agent, own in by_agent.items():
+    for agent, own in by_agent(calls).items():
         tag = own[0].tag
         value = reward if not isinstance(reward, dict) else reward[agent] if agent in reward else reward[tag]
         samples = _samples(own, limits, min_version, dropped)
@@ -60,11 +57,18 @@ def build_rows(
     return rows, dropped
 
 
-def _samples(calls: list[Call], limits: tuple[int, int, int], min_version: int, dropped: Counter[str]) -> list[Sample]:
+def by_agent(calls: Iterable[Call]) -> dict[str, list[Call]]:
+    """Each agent's calls in order, in the order of the agents' first calls."""
+    found: dict[str, list[Call]] = {}
+    for call in calls:
+        found.setdefault(call.agent, []).append(call)
+    return found
+
+
+def timelines(calls: list[Call]) -> Iterator[list[Call]]:
+    """The root-to-leaf paths of one agent's calls, in the order of their leaves."""
     known = {call.call_id: call for call in calls}
     parents = {call.parent for call in calls if call.parent is not None}
-    assigned: set[str] = set()
-    samples: list[Sample] = []
     for leaf in calls:
         if leaf.call_id in parents:
             continue
@@ -74,16 +78,30 @@ def _samples(calls: list[Call], limits: tuple[int, int, int], min_version: int, 
             path.append(walk)
             walk = known[walk.parent] if walk.parent is not None else None
         path.reverse()
-        sample = _path_sample(path, assigned, limits, min_version, dropped)
+        yield path
+
+
+def _samples(calls: list[Call], limits: tuple[int, int, int], min_version: int, dropped: Counter[str]) -> list[Sample]:
+    assigned: set[str] = set()
+    samples: list[Sample] = []
+    for path in timelines(calls):
+        sample, lost = path_sample(path, assigned, limits, min_version)
+        dropped.update(lost)
         assigned.update(call.call_id for call in path)
         if sample is not None:
             samples.append(sample)
     return samples
 
 
-def _path_sample(
-    path: list[Call], assigned: set[str], limits: tuple[int, int, int], min_version: int, dropped: Counter[str]
-) -> Sample | None:
+def path_sample(
+    path: list[Call], assigned: set[str], limits: tuple[int, int, int], min_version: int
+) -> tuple[Sample | None, Counter[str]]:
+    """One path as a sample, and how many of its sampled tokens are left out, by reason.
+
+    Args:
+        assigned: calls whose tokens another sample trains.
+    """
+    dropped: Counter[str] = Counter()
     max_prompt, max_response, max_model = limits
     length = sum(len(call.prompt_delta) + len(call.reply_ids) for call in path)
     ids_T = np.empty(length, np.int32)
@@ -106,7 +124,7 @@ def _path_sample(
     first_prompt = len(path[0].prompt_delta)
     if first_prompt > max_prompt:
         dropped[PROMPT_TOO_LONG] += int(trained_T.sum())
-        return None
+        return None, dropped
     room = min(length, first_prompt + max_response, max_model)
     if room < length:
         dropped[RESPONSE_TOO_LONG] += int(trained_T[room:].sum())
@@ -120,5 +138,5 @@ def _path_sample(
         temperature_T = np.where(old_T, np.float32(1), temperature_T)
         versions_T = np.where(old_T, np.int32(-1), versions_T)
     if not trained_T.any():
-        return None
-    return Sample(ids_T, trained_T, logprobs_T, temperature_T, versions_T)
+        return None, dropped
+    return Sample(ids_T, trained_T, logprobs_T, temperature_T, versions_T), dropped

@@ -10,7 +10,6 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ajet.pool import journal_read
 from ajet.schema.errors import EngineFailed, EngineUnavailable, InvalidRequest, NotFound
 from ajet.schema.wire import (
     AbortAnswer,
@@ -30,6 +29,7 @@ from ajet.schema.wire import (
 from ajet.server.engine import Engine
 from ajet.server.episode import OpenEpisode
 from ajet.server.http import json_response, read_model, read_parsed, until_disconnect
+from ajet.server.inspecting import detail
 from ajet.server.routes.route import SWARM, Route
 from ajet.server.status import served_name
 
@@ -179,33 +179,17 @@ async def one(request: Request) -> Response:
     engine: Engine = request.app.state.engine
     if engine.experiment is None:
         raise NotFound("No experiment is loaded, so there is no episode to look at.")
-    episode_id = request.path_params["id"]
-    record = await asyncio.to_thread(journal_read.episode, engine.experiment.journal.path, episode_id)
-    if record is None:
-        raise NotFound(f"There is no episode {episode_id}.")
-    done = record.done
-    fate, reason = "open", None
-    if done is not None:
-        fate, reason = (done.fate, None) if done.how == "end" else ("aborted", done.reason)
-    if record.dropped is not None:
-        fate, reason = "dropped", record.dropped
-    elif record.step is not None:
-        fate = "trained" if record.step <= engine.version else "pooled"
-    body = done.body if done is not None else {}
-    detail = EpisodeDetail(
-        episode_id=episode_id,
-        kind=record.lease.kind,  # type: ignore[arg-type]
-        client_id=record.lease.client,
-        task_id=body.get("task") or record.lease.task,
-        fate=fate,
-        reason=reason,
-        step=record.step,
-        reward=body.get("reward"),
-        is_success=body.get("is_success"),
-        advantages=record.advantages,
-        calls=[call.to_wire() for call in record.calls],
+    experiment = engine.experiment
+    found = await asyncio.to_thread(
+        detail,
+        experiment.journal.path,
+        request.path_params["id"],
+        experiment.config,
+        version=engine.version,
+        tokens=request.query_params.get("tokens") == "true",
+        renderer=experiment.renderer,
     )
-    return json_response(detail)
+    return json_response(found)
 
 
 ROUTES = [
@@ -226,6 +210,7 @@ ROUTES = [
         one,
         "One episode whole: calls, tokens, log-probs, rewards, advantages, fate.",
         answer=EpisodeDetail,
+        query={"tokens": {"type": "boolean", "description": "With the samples training reads, token by token."}},
     ),
     Route(
         "POST",
