@@ -38,6 +38,8 @@ class Ticket:
     request: BeginRequest
     granted: asyncio.Future[OpenEpisode]
     waiters: int = 0
+    granting: bool = False
+    """Its lease is being written."""
 
 
 def _nothing(_: OpenEpisode) -> None:
@@ -90,7 +92,8 @@ class Admission:
         try:
             return await asyncio.wait_for(asyncio.shield(ticket.granted), wait_s if wait_s > 0 else 0.001)
         except asyncio.TimeoutError:
-            return None
+            # What is being written is answered; else a lease would be open that its client was not told of.
+            return await asyncio.shield(ticket.granted) if ticket.granting else None
         finally:
             ticket.waiters -= 1
             if not ticket.waiters and self._tickets.get(key) is ticket and not ticket.granted.done():
@@ -108,7 +111,9 @@ class Admission:
                 key = self.leases.next_ticket(kind)  # type: ignore[arg-type]
                 if key is None:
                     break
-                task = asyncio.create_task(self._grant(key, self._tickets[key]))
+                ticket = self._tickets[key]
+                ticket.granting = True
+                task = asyncio.create_task(self._grant(key, ticket))
                 self._grants.add(task)
                 task.add_done_callback(self._grants.discard)
 
