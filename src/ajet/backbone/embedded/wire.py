@@ -14,12 +14,20 @@ from typing import Any
 import msgpack
 
 from ajet.backbone.protocol import BackboneInfo, Chunk, Sampling, StepResult
+from ajet.schema.errors import TooLarge
 
 HEADER = struct.Struct(">I")
+FRAME_LIMIT = 1 << 31
 
 
 def encode(message: Any) -> bytes:
+    """Raises :class:`TooLarge` for what no frame carries."""
     body: bytes = msgpack.packb(message, use_bin_type=True)  # type: ignore[assignment]
+    if len(body) > FRAME_LIMIT:
+        raise TooLarge(
+            f"A message between the server and its backbone has {len(body) / 2**30:.1f} GiB, and at most "
+            f"{FRAME_LIMIT / 2**30:.0f} GiB are carried. Lower data.train_batch_size, rollout.num_repeat or the episodes' length."
+        )
     return HEADER.pack(len(body)) + body
 
 
