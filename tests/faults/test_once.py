@@ -44,6 +44,8 @@ class Known:
 
     begun: dict[str, dict[str, Any]] = field(default_factory=dict)
     """request id → its answer"""
+    keys: dict[str, str] = field(default_factory=dict)
+    """episode → its key"""
     ends: dict[tuple[str, str], tuple[int, Any]] = field(default_factory=dict)
     """(episode, request id) → status and answer, once it was accepted or refused for good"""
     fates: dict[str, str] = field(default_factory=dict)
@@ -62,6 +64,7 @@ class Server:
         self.offset = 0.0
 
     async def start(self) -> None:
+        self.offset = 0.0  # restored leases begin with a fresh clock
         self.backbones: list[FakeBackbone] = []
 
         def make(_config: Any) -> FakeBackbone:
@@ -187,8 +190,12 @@ class Once(RuleBasedStateMachine):
         assert len({one["episode_id"] for one in granted}) <= 1
         if not granted:
             return multiple()
-        self.known.begun[request] = granted[0]
+        self.remember(request, granted[0])
         return granted[0]["episode_id"]
+
+    def remember(self, request: str, begun: dict[str, Any]) -> None:
+        self.known.begun[request] = begun
+        self.known.keys[begun["episode_id"]] = begun["api_key"]
 
     @rule(data=st.data())
     def begin_again(self, data):
@@ -206,13 +213,12 @@ class Once(RuleBasedStateMachine):
             assert len(self.server.registry.open) == before
         elif answer.status_code == 201 and answer.json()["episode_id"] != kept["episode_id"]:
             # Its first episode has ended long ago, and the server no longer knows the request: a new one, told by its id.
-            self.known.begun[request] = answer.json()
+            self.remember(request, answer.json())
 
     @rule(episode=episodes, key=st.sampled_from(["k1", "k2"]), copies=st.integers(1, 2))
     def call(self, episode, key, copies):
-        begun = next(b for b in self.known.begun.values() if b["episode_id"] == episode)
         body = {"messages": [{"role": "user", "content": key}]}
-        headers = {"authorization": f"Bearer {begun['api_key']}", "idempotency-key": key}
+        headers = {"authorization": f"Bearer {self.known.keys[episode]}", "idempotency-key": key}
 
         async def ask():
             return await asyncio.gather(*(self.post("/v1/chat/completions", body, **headers) for _ in range(copies)))
@@ -317,8 +323,7 @@ class Once(RuleBasedStateMachine):
     def no_lease_is_open_for_nobody(self):
         if not hasattr(self, "server"):
             return
-        told = {begun["episode_id"] for begun in self.known.begun.values()}
-        assert set(self.server.registry.open) <= told
+        assert set(self.server.registry.open) <= self.known.keys.keys()
         leases = self.server.registry.leases
         assert len(leases) == len(self.server.registry.open)
         assert leases.open("train") <= CAPACITY
@@ -330,7 +335,7 @@ class Once(RuleBasedStateMachine):
         trained = self.known.trained
         assert len(trained) == len(set(trained))
         path = self.server.folder / "exp" / "journal.sqlite"
-        for episode in {begun["episode_id"] for begun in self.known.begun.values()}:
+        for episode in self.known.keys:
             record = journal_read.episode(path, episode)
             assert record is not None
             fate = self.known.fates.get(episode)
