@@ -230,7 +230,9 @@ async def test_the_order_of_speech_differs_between_episodes_that_draw_their_own(
 
 async def test_paired_episodes_play_the_same_where_the_policy_does():
     async with serve(legal_reply) as server:
-        outputs = [await episode(server.url, task_of(WOLVES, paired=True, split="eval"), uuid=f"ep{n}") for n in range(4)]
+        outputs = [
+            await episode(server.url, task_of(WOLVES, paired=True, split="eval"), uuid=f"ep{n}") for n in range(4)
+        ]
     assert len({json.dumps(o.model_dump()) for o in outputs}) == 1
 
 
@@ -356,7 +358,11 @@ async def test_metadata_says_what_was_played():
 
 async def with_static(server: Server, url: str, **options: Any) -> WorkflowOutput:
     return await episode(
-        server.url, task_of(WOLVES), big_external_opponent_llm_name="static", big_external_opponent_llm_url=url, **options
+        server.url,
+        task_of(WOLVES),
+        big_external_opponent_llm_name="static",
+        big_external_opponent_llm_url=url,
+        **options,
     )
 
 
