@@ -149,6 +149,8 @@ class ChatRenderer:
         end = start + len(said)
         if prompt.text.startswith(said, start) and (stop is None or prompt.has_markup(stop, end)):
             return Extension(self._encoder.encode(prompt, end + len(stop or "")))
+        if stop is None and (end := _behind(prompt.text, start, said)) is not None:
+            return Extension(self._encoder.encode(prompt, end), respelled=True)
         found = prompt.find_markup(self._stop_texts.values() if stop is None else [stop], start)
         if found is None or not self._same_words(prompt, start, found[0], said, body, tools):
             return Unstable(*snippets(said + (stop or ""), prompt.text[start:]))
@@ -203,6 +205,21 @@ class ChatRenderer:
     def parse(self, reply_ids: Sequence[int], tools: Tools = None) -> ParsedReply:
         """The assistant message of a reply. Tool calls are read only where the request offered tools."""
         return self._parser.parse(reply_ids, tools)
+
+
+def _behind(text: str, start: int, said: str) -> int | None:
+    """Where ``text`` goes on behind what was said, found at ``start`` in other spaces; None where it is not."""
+    at = start
+    for letter in "".join(said.split()):
+        while at < len(text) and text[at].isspace():
+            at += 1
+        if at == len(text) or text[at] != letter:
+            return None
+        at += 1
+    for space in said[len(said.rstrip()) :]:
+        if text[at : at + 1] == space:
+            at += 1
+    return at
 
 
 def _meaning(message: Message) -> list[Any]:

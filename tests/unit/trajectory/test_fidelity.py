@@ -80,6 +80,8 @@ class Episode:
         if ready.respelled or ready.parent in self.respelled:
             end = self.renderer.tokenizer.decode(ready.delta, skip_special_tokens=False)
             assert written.endswith(end)
+            if not tools and "think" not in written:
+                assert "".join(text.split()) == "".join(written.split())
         else:
             assert text == written
 
