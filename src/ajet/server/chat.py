@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from ajet.backbone.protocol import BackboneDied, Chunk, Sampling
+from ajet.backbone.protocol import BackboneDied, Sampling
 from ajet.pool.records import CallRecorded
 from ajet.schema.endpoint import EpisodeKey
 from ajet.schema.errors import AjetError, ContextLengthExceeded, EngineUnavailable, InvalidRequest, RateLimited
@@ -23,6 +22,7 @@ from ajet.server.chat_request import ChatRequest, check_sampling
 from ajet.server.engine import Engine
 from ajet.server.episode import OpenEpisode
 from ajet.server.experiment import Experiment
+from ajet.server.replies import Answered, OnText, Reply, Watcher, read
 from ajet.trajectory import Call, ChatRenderer, Prepared
 
 UNLIKELY_PER_TOKEN = 8
@@ -30,53 +30,6 @@ UNLIKELY_PER_TOKEN = 8
 log = logging.getLogger("ajet.chat")
 
 MALFORMED = "malformed_tool_calls"
-
-OnText = Callable[[int, str, str, list[dict[str, Any]] | None], None]
-"""Called with (choice index, ``content`` or ``reasoning_content``, text that is final, log-probs) during sampling."""
-
-
-@dataclass
-class Reply:
-    """One sampled choice."""
-
-    index: int
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    top: list[list[tuple[int, float]]] = field(default_factory=list)
-    finish_reason: str = "length"
-    message: dict[str, Any] = field(default_factory=dict)
-    malformed: bool = False
-    stopped_at: int | None = None
-    """Length of the text before a stop string, where one was hit."""
-
-    def add(self, chunk: Chunk, count: int | None = None) -> None:
-        self.ids += chunk.ids[:count]
-        self.logprobs += chunk.logprobs[:count]
-        self.versions += chunk.versions[:count]
-        self.top += chunk.top_logprobs[:count]
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A whole answer."""
-
-    call_id: str
-    created: int
-    replies: list[Reply]
-    prompt_tokens: int
-
-    @property
-    def completion_tokens(self) -> int:
-        return sum(len(reply.ids) for reply in self.replies)
-
-    def usage(self) -> dict[str, int]:
-        done = self.completion_tokens
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": done,
-            "total_tokens": self.prompt_tokens + done,
-        }
 
 
 async def answer(
@@ -165,7 +118,7 @@ async def _serve(
     episode.check_open()
     created = time.time()
     for reply in replies:
-        _read(renderer, reply, request, streamed=on_text is not None)
+        read(renderer, reply, request, streamed=on_text is not None)
         if reply.malformed:
             _count_malformed(engine, episode, key.agent)
     call_id = episode.new_call_id()
@@ -296,7 +249,7 @@ async def _sample(
     while True:
         _, backbone = await engine.wait_backbone(engine.settings.limits.chat_wait_s)
         reply = Reply(index)
-        watcher = _Watcher(renderer, request, on_text) if request.stop or on_text else None
+        watcher = Watcher(renderer, request, on_text) if request.stop or on_text else None
         stream = backbone.generate(
             ids, sampling, session=session, model="frozen" if request.frozen else "policy", stream=watcher is not None
         )
@@ -322,97 +275,6 @@ async def _sample(
             close = getattr(stream, "aclose", None)
             if close is not None:
                 await close()
-
-
-class _Watcher:
-    """Follows a reply's text as it grows: finds stop strings, hands out what is final."""
-
-    def __init__(self, renderer: ChatRenderer, request: ChatRequest, on_text: OnText | None) -> None:
-        self._renderer = renderer
-        self._stops = request.stop
-        self._hold = max((len(stop) for stop in request.stop), default=1) - 1
-        # With tools the text becomes calls only when it is whole.
-        self._on_text = None if request.tools else on_text
-        self._logprobs = request.logprobs
-        self._decoder = renderer.stream_decoder()
-        self._splitter = renderer.reply_splitter()
-        self._text = ""
-        self._sent = 0
-        self._sent_ids = 0
-        self.shown = False
-
-    def take(self, reply: Reply, chunk: Chunk) -> bool:
-        """Add a chunk. True where a stop string was completed: the reply ends with that token."""
-        if not self._stops:
-            reply.add(chunk)
-            self._text += self._decoder.push(chunk.ids)
-            self._show(reply, len(self._text))
-            return False
-        for k, token in enumerate(chunk.ids):
-            before = len(self._text)
-            self._text += self._decoder.push([token])
-            if self._stop_hit(reply, before):
-                reply.add(chunk, k + 1)
-                reply.finish_reason = "stop"
-                return True
-        reply.add(chunk)
-        self._show(reply, max(self._sent, len(self._text) - self._hold))
-        return False
-
-    def _stop_hit(self, reply: Reply, before: int) -> bool:
-        start = max(0, before - self._hold)
-        hits = [at for at in (self._text.find(stop, start) for stop in self._stops) if at >= 0]
-        if not hits:
-            return False
-        reply.stopped_at = min(hits)
-        return True
-
-    def flush(self, reply: Reply) -> None:
-        """The reply is over: hand out the rest."""
-        if reply.stopped_at is None:
-            before = len(self._text)
-            self._text += self._decoder.flush()
-            if self._stop_hit(reply, before):
-                reply.finish_reason = "stop"
-        self._show(reply, len(self._text) if reply.stopped_at is None else reply.stopped_at, last=True)
-
-    def _show(self, reply: Reply, end: int, last: bool = False) -> None:
-        if self._on_text is None:
-            return
-        pieces = self._splitter.push(self._text[self._sent : end])
-        if last:
-            pieces += self._splitter.flush()
-        self._sent = max(self._sent, end)
-        entries = None
-        if self._logprobs:
-            entries = logprob_entries(self._renderer, reply, self._sent_ids)
-            self._sent_ids = len(reply.ids)
-        if entries and not pieces:
-            pieces = [("content", "")]
-        for part, piece in pieces:
-            self.shown = True
-            self._on_text(reply.index, part, piece, entries)
-            entries = None
-
-    @property
-    def text(self) -> str:
-        return self._text
-
-
-def _read(renderer: ChatRenderer, reply: Reply, request: ChatRequest, *, streamed: bool) -> None:
-    """The assistant message of a reply, as it is answered and as a later request will quote it."""
-    if (streamed or reply.stopped_at is not None) and not request.tools:
-        text = renderer.decode(reply.ids)
-        reply.message = renderer.message_of(text if reply.stopped_at is None else text[: reply.stopped_at])
-        return
-    parsed = renderer.parse(reply.ids, request.tools)
-    reply.message, reply.malformed = parsed.message, parsed.malformed
-    if reply.stopped_at is not None and isinstance(reply.message.get("content"), str):
-        content = reply.message["content"]
-        cuts = [at for at in (content.find(stop) for stop in request.stop) if at >= 0]
-        reply.message = {**reply.message, "content": content[: min(cuts)] if cuts else content}
-    if parsed.finish_hint == "tool_calls" and reply.finish_reason == "stop":
-        reply.finish_reason = "tool_calls"
 
 
 async def _record(
@@ -464,21 +326,3 @@ def _settle_record(episode: OpenEpisode, calls: list[Call], done: asyncio.Future
             episode.forget(call)
     else:
         episode.answers.add(calls)
-
-
-def logprob_entries(renderer: ChatRenderer, reply: Reply, start: int = 0) -> list[dict[str, Any]]:
-    """OpenAI's ``logprobs.content`` for the reply's tokens from ``start``; the stop token is left out."""
-    entries = []
-    for i in range(start, len(reply.ids)):
-        if reply.ids[i] in renderer.stop_token_ids:
-            continue
-        entry = _token(renderer, reply.ids[i], reply.logprobs[i])
-        top = reply.top[i] if i < len(reply.top) else []
-        entry["top_logprobs"] = [_token(renderer, token, value) for token, value in top]
-        entries.append(entry)
-    return entries
-
-
-def _token(renderer: ChatRenderer, token: int, logprob: float) -> dict[str, Any]:
-    text = renderer.token_text(token)
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode("utf-8", "replace"))}

@@ -17,6 +17,7 @@ from ajet.server.auth import Keys, bearer
 from ajet.server.chat_request import ChatRequest, parse_chat
 from ajet.server.engine import Engine
 from ajet.server.http import JSON_HEADERS, Bodies, Disconnected, Receive, Scope, Send, check_head, error_parts
+from ajet.server.replies import Answered, logprob_entries
 
 log = logging.getLogger("ajet.chat")
 
@@ -98,7 +99,7 @@ class ChatEndpoint:
                 "index": reply.index,
                 "message": reply.message,
                 "finish_reason": reply.finish_reason,
-                "logprobs": {"content": chat.logprob_entries(renderer, reply), "refusal": None}
+                "logprobs": {"content": logprob_entries(renderer, reply), "refusal": None}
                 if request.logprobs
                 else None,
             }
@@ -224,7 +225,7 @@ class _Events:
     async def text(self, index: int, part: str, text: str, probs: list[dict[str, Any]] | None) -> None:
         await self._write(self._choice(index, {part: text}, probs=probs))
 
-    async def finish(self, answered: chat.Answered, request: ChatRequest) -> None:
+    async def finish(self, answered: Answered, request: ChatRequest) -> None:
         out = b""
         for reply in answered.replies:
             delta: dict[str, Any] = {}
