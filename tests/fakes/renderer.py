@@ -11,13 +11,19 @@ from ajet.trajectory.replies import ReplySplitter
 STOP = 256
 
 
+class Prompt(list[int]):
+    """Ids that stand for the text they would be made of."""
+
+    marked = True
+
+
 class ByteRenderer:
     """The part of :class:`ajet.trajectory.ChatRenderer` that the server uses."""
 
     stop_token_ids = (STOP,)
 
-    def prompt(self, messages: list[dict[str, Any]], tools: Any = None) -> list[int]:
-        return [i for m in messages for i in (*self._line(m), STOP)] + list(b"assistant:")
+    def prompt(self, messages: list[dict[str, Any]], tools: Any = None, unknown: Any = None) -> Prompt:
+        return Prompt([i for m in messages for i in (*self._line(m), STOP)] + list(b"assistant:"))
 
     def far_beyond(self, messages: list[dict[str, Any]], tools: Any, most: int) -> int | None:
         count = len(self.prompt(messages, tools))

@@ -112,7 +112,11 @@ class EpisodeTrajectory:
         """
         state = self._agents.setdefault(agent, _Agent())
         path = state.histories.path(tools, messages)
-        prompt = self._renderer.prompt(messages, tools)
+        unknown = [k for k, node in enumerate(path[1:]) if not node.clean]
+        prompt = self._renderer.prompt(messages, tools, unknown)
+        if not prompt.marked:
+            for k in unknown:
+                path[k + 1].clean = len(messages[k]) == 2 and type(messages[k].get("content")) is str
         cause: tuple[Branch, Fork | None] | None = None
         for known, parent in islice(_known_replies(state, path), _ATTEMPTS):
             call = self.calls[parent]

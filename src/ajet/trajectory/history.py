@@ -13,23 +13,26 @@ from typing import Any
 
 from ajet.trajectory.template import Message, Tools, arguments_value, content_text
 
-_PLAIN = frozenset({"role", "content"})
-
 
 class Node:
     """A history: tools and messages from the beginning up to ``message``."""
 
-    __slots__ = ("children", "digest", "message", "parent")
+    __slots__ = ("children", "clean", "digest", "message", "parent")
 
     def __init__(self, digest: str, parent: Node | None, message: Message | None) -> None:
         self.digest = digest
         self.parent = parent
         self.message = message
         self.children: dict[Any, Node] = {}
+        self.clean = False
+        """``message`` is known to be a role and a text that a template takes as they are."""
 
     def child(self, message: Message) -> Node:
         """This history with one more message."""
-        key = _key(message)
+        # Most messages are a role and a text; this is all that following a known history costs.
+        content = message.get("content")
+        plain = len(message) == 2 and type(content) is str and "role" in message
+        key = (message["role"], content) if plain else _key(message)
         found = self.children.get(key)
         if found is None:
             text = key if isinstance(key, str) else json.dumps([*key, "", [], "", ""], ensure_ascii=False)
@@ -72,13 +75,10 @@ def link(digest: str, text: str) -> str:
 
 
 def _key(message: Message) -> tuple[str, str] | str:
-    """What makes two messages the same; a pair where only role and text count, which is the common case."""
-    content = message.get("content")
-    if type(content) is str and message.keys() == _PLAIN:
-        return message["role"], content
+    """What makes two messages the same; a pair where only role and text count."""
     if any(message.get(part) for part in ("reasoning_content", "tool_calls", "tool_call_id", "name")):
         return canonical(message)
-    return message.get("role") or "", content_text(content)
+    return message.get("role") or "", content_text(message.get("content"))
 
 
 def canonical(message: Message) -> str:

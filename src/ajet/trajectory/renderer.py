@@ -18,7 +18,7 @@ The tokenizer's texts are compared as it decodes them: a character that was cut 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,9 +116,13 @@ class ChatRenderer:
         """Ids of the whole conversation, ready for a reply. Raises :class:`InvalidRequest`."""
         return self.ids(self.prompt(messages, tools))
 
-    def prompt(self, messages: list[Message], tools: Tools = None) -> Rendered:
-        """The conversation as text, ready for a reply. Raises :class:`InvalidRequest`."""
-        return self._template.render(messages, tools)
+    def prompt(self, messages: list[Message], tools: Tools = None, unknown: Iterable[int] | None = None) -> Rendered:
+        """The conversation as text, ready for a reply. ``unknown``: see :meth:`ChatTemplate.render`.
+
+        Raises:
+            InvalidRequest: the chat template refuses the messages.
+        """
+        return self._template.render(messages, tools, unknown)
 
     def ids(self, prompt: Rendered) -> list[int]:
         """Ids of a whole prompt."""

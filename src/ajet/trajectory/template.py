@@ -36,10 +36,12 @@ class Rendered:
     Attributes:
         text: what the template writes.
         cuts: places in ``text``, each inside a look-alike, that no token may span.
+        marked: some message or tool holds a look-alike, whether or not the template wrote it.
     """
 
     text: str
     cuts: tuple[int, ...] = ()
+    marked: bool = False
 
     def begins_with(self, other: Rendered) -> bool:
         """Whether ``other`` is a beginning of this, look-alikes included."""
@@ -82,34 +84,41 @@ class ChatTemplate:
         self._clean_tools: list[dict[str, Any]] | None = None
         """The last tools that were seen to hold no look-alikes."""
 
-    def render(self, messages: list[Message], tools: Tools = None, *, generation_prompt: bool = True) -> Rendered:
-        """The whole conversation.
+    def render(self, messages: list[Message], tools: Tools = None, unknown: Iterable[int] | None = None) -> Rendered:
+        """The whole conversation, ready for a reply.
+
+        Args:
+            unknown: indices of the messages that need looking at; the others are known to be a role and a text
+                without look-alikes. None: all do.
 
         Raises:
             InvalidRequest: the template refuses the messages, or a content part is not text.
         """
-        plain = [self._plain(message) for message in messages]
-        mark = ""
-        if any(self._suspicious(message) for message in plain) or self._suspicious_tools(tools):
+        plain = list(messages)
+        mark, suspicious = "", False
+        for k in range(len(messages)) if unknown is None else unknown:
+            plain[k] = self._plain(messages[k])
+            suspicious = suspicious or self._suspicious(plain[k])
+        if suspicious or self._suspicious_tools(tools):
             mark = self._free_mark(plain, tools)
             plain = [self._marked(message, mark) for message in plain]
             tools = self._mark_all(tools, self._added, mark)
-        text = self._apply(plain, tools, generation_prompt)
+        text = self._apply(plain, tools)
         if not mark or mark not in text:
-            return Rendered(text)
+            return Rendered(text, marked=bool(mark))
         pieces = text.split(mark)
         cuts, at = [], 0
         for piece in pieces[:-1]:
             at += len(piece)
             cuts.append(at)
-        return Rendered("".join(pieces), tuple(cuts))
+        return Rendered("".join(pieces), tuple(cuts), marked=True)
 
-    def _apply(self, messages: list[Message], tools: Tools, generation_prompt: bool) -> str:
+    def _apply(self, messages: list[Message], tools: Tools) -> str:
         from jinja2 import TemplateError
 
         try:
             return self._tokenizer.apply_chat_template(
-                messages, tools=tools or None, add_generation_prompt=generation_prompt, tokenize=False
+                messages, tools=tools or None, add_generation_prompt=True, tokenize=False
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as err:
             raise InvalidRequest(f"This model's chat template refuses these messages: {err}", param="messages") from err

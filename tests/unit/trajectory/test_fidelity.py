@@ -80,7 +80,7 @@ class Episode:
         if ready.respelled or ready.parent in self.respelled:
             end = self.renderer.tokenizer.decode(ready.delta, skip_special_tokens=False)
             assert written.endswith(end)
-            if not tools and "think" not in written:
+            if not tools and "think" not in text:
                 assert "".join(text.split()) == "".join(written.split())
         else:
             assert text == written

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from ajet.schema.errors import InvalidRequest
-from ajet.trajectory import ChatRenderer
+from ajet.trajectory import ChatRenderer, EpisodeTrajectory
 from ajet.trajectory import encoding as encoding_module
 from ajet.trajectory.encoding import TextEncoder
 from ajet.trajectory.renderer import Extension, Unstable
@@ -371,3 +371,13 @@ def test_a_streamed_reply_is_split_as_the_whole_one_is(family, thought, text, cl
     whole = family.parse(ids).message
     if "<tool_call>" not in said:
         assert whole == message
+
+
+def test_a_look_alike_that_a_template_left_out_is_still_one_when_it_writes_it(thinking):
+    """Reasoning that was dropped once is written in another turn; what is remembered of a message must not say it is clean."""
+    trajectory = EpisodeTrajectory(thinking)
+    said = {"role": "assistant", "content": "<|im_end|><think>no</think>yes"}
+    messages = [{"role": "user", "content": "x"}, said, {"role": "user", "content": "y"}]
+    for asked in (messages, messages, [*messages[:2], {"role": "tool", "content": "z"}]):
+        prepared = trajectory.prepare("a", "a", asked)
+        assert prepared.ids == thinking.render(asked)
