@@ -36,6 +36,7 @@ class Restored:
         open: leases without an end, with their calls in order.
         pooled: finished train episodes in no batch and not dropped, in the order of their ends.
         unfinished: the batch that was formed but whose step is not journaled.
+        clients: who held episodes that have ended.
     """
 
     job: dict[str, Any] | None
@@ -47,6 +48,7 @@ class Restored:
     unfinished: BatchFormed | None
     open: list[OpenEpisode] = field(default_factory=list)
     pooled: list[tuple[LeaseOpened, Done]] = field(default_factory=list)
+    clients: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def restore(path: Path) -> Restored:
             unfinished=batches[0] if batches else None,
             open=[OpenEpisode(lease, _calls(db, lease.n)) for lease in leases],
             pooled=pooled,
+            clients=frozenset(c for (c,) in db.execute("SELECT DISTINCT client FROM lease JOIN done USING(n)")),
         )
 
 
@@ -196,6 +199,16 @@ def step_digest(path: Path, step: int) -> str | None:
     with closing(connect(path)) as db:
         row = db.execute("SELECT digest FROM step WHERE step = ?", (step,)).fetchone()
         return row[0] if row else None
+
+
+def ended_of_request(path: Path, client: str, request: str) -> tuple[LeaseOpened, Done] | None:
+    """The episode that a client's begin was answered with, and how it ended; None where there is none, or it is open."""
+    with closing(connect(path)) as db:
+        row = db.execute(
+            f"SELECT {_LEASE}, {_DONE} FROM lease l JOIN done d USING(n) WHERE client = ? AND l.request = ?",
+            (client, request),
+        ).fetchone()
+        return (LeaseOpened(*row[:9]), _done(row[9:])) if row else None
 
 
 def episode(path: Path, episode_id: str) -> EpisodeRecord | None:

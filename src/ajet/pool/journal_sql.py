@@ -20,7 +20,7 @@ from ajet.pool.records import (
     pack_call,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 COMPACT_LEASES = 200
 VACUUM_PAGES = 1000
 KEEP_LEASES = 100_000
@@ -34,6 +34,7 @@ CREATE TABLE tally(name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE job(id INTEGER PRIMARY KEY, created REAL NOT NULL, tree BLOB NOT NULL, step INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE lease(n INTEGER PRIMARY KEY, episode TEXT NOT NULL UNIQUE, client TEXT NOT NULL, request TEXT NOT NULL,
   kind TEXT NOT NULL, task TEXT, timeout_s REAL NOT NULL, created REAL NOT NULL, version INTEGER NOT NULL);
+CREATE INDEX lease_request ON lease(client, request);
 CREATE TABLE call(k INTEGER PRIMARY KEY, n INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE INDEX call_n ON call(n);
 CREATE TABLE done(seq INTEGER PRIMARY KEY, n INTEGER NOT NULL UNIQUE, request TEXT NOT NULL, how TEXT NOT NULL,
@@ -50,7 +51,8 @@ CREATE TABLE compacted(n INTEGER PRIMARY KEY);
 
 MIGRATIONS = {
     1: "ALTER TABLE job ADD COLUMN step INTEGER NOT NULL DEFAULT 0; UPDATE call SET body = seal(body); "
-    "UPDATE done SET body = seal(body); UPDATE step SET advantages = seal(advantages);"
+    "UPDATE done SET body = seal(body); UPDATE step SET advantages = seal(advantages);",
+    2: "CREATE INDEX lease_request ON lease(client, request);",
 }
 """From an older schema to the next. ``seal`` is :func:`ajet.pool.records.seal`."""
 

@@ -3,7 +3,7 @@
 Promises:
 
 - Journal first: a lease is answered only after its record is durable.
-- A repeated request id gets the first grant again, also after a restart while that episode is open; a request whose
+- A repeated request id gets the first grant again, also after a restart, and when that episode has ended; a request whose
   every waiter has gone gives its place up, so no lease is granted to nobody.
 - First come, first served, within ``max_env_worker``.
 
@@ -19,8 +19,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ajet.pool import journal_read
 from ajet.pool.journal import Journal
-from ajet.pool.leases import LeaseBook
+from ajet.pool.leases import Lease, LeaseBook
 from ajet.pool.records import LeaseOpened
 from ajet.schema.errors import DiskRefused
 from ajet.schema.wire import BeginRequest, EpisodeKind
@@ -57,6 +58,7 @@ class Admission:
     Attributes:
         on_open: told of every granted episode, once its lease is durable.
         next_n: number of the next lease.
+        former_clients: who held episodes before this server started; their repeats are looked up in the journal.
     """
 
     journal: Journal
@@ -66,6 +68,7 @@ class Admission:
     version: Callable[[], int]
     on_open: Callable[[OpenEpisode], None] = _nothing
     next_n: int = 1
+    former_clients: frozenset[str] = frozenset()
     _tickets: dict[str, Ticket] = field(default_factory=dict)
     _by_request: OrderedDict[tuple[str, str], OpenEpisode] = field(default_factory=OrderedDict)
     _grants: set[asyncio.Task[None]] = field(default_factory=set)
@@ -82,6 +85,10 @@ class Admission:
         known = self._by_request.get((request.client_id, request.request_id))
         if known is not None:
             return known
+        if request.client_id in self.former_clients:
+            known = await self._of_before(request)
+            if known is not None:
+                return known
         key = f"{request.client_id}\0{request.request_id}"
         ticket = self._tickets.get(key)
         if ticket is None:
@@ -98,6 +105,19 @@ class Admission:
             ticket.waiters -= 1
             if not ticket.waiters and self._tickets.get(key) is ticket and not ticket.granted.done():
                 self._withdraw(key, ticket)
+
+    async def _of_before(self, request: BeginRequest) -> OpenEpisode | None:
+        """What a client that is older than this server was granted for this request, where it has ended since."""
+        found = await asyncio.to_thread(
+            journal_read.ended_of_request, self.journal.path, request.client_id, request.request_id
+        )
+        if found is None:
+            return self._by_request.get((request.client_id, request.request_id))
+        opened, done = found
+        lease = Lease(opened.episode, opened.client, request.kind, opened.timeout_s, self.now(), self.now())
+        ended = OpenEpisode(opened, lease, EpisodeTrajectory(self.renderer), self.renderer, gone=done.reason)
+        self.remember(ended)
+        return ended
 
     def _withdraw(self, key: str, ticket: Ticket) -> None:
         """Nobody waits any more; unless its grant is being written, the place is given up."""

@@ -89,7 +89,7 @@ class Registry:
 
     def restore(self, restored: journal_read.Restored) -> None:
         """Continue from the journal: open episodes live on with a fresh clock, finished ones wait in the pool."""
-        self.admission.next_n = restored.next_n
+        self.admission.next_n, self.admission.former_clients = restored.next_n, restored.clients
         self.tallies = Counter(restored.tallies)
         for kept in restored.open:
             opened = kept.lease

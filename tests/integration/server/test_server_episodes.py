@@ -62,6 +62,21 @@ def test_begin_retried_after_a_lost_reply_gets_the_same_episode(rolling):
     assert rolling.status()["leases"]["open_train"] == 1
 
 
+def test_a_begin_repeated_after_a_restart_gets_its_first_answer_though_that_episode_has_ended(serve):
+    with serve() as swarm:
+        swarm.start()
+        ended = swarm.begin(request_id="first")
+        swarm.say(ended)
+        assert swarm.end(ended["episode_id"], "t").status_code == 200
+        still_open = swarm.begin(request_id="second")
+    with serve() as swarm:
+        swarm.wait("ROLLING")
+        assert swarm.begin(request_id="first")["episode_id"] == ended["episode_id"]
+        assert swarm.begin(request_id="second")["episode_id"] == still_open["episode_id"]
+        assert swarm.begin(request_id="third")["episode_id"] not in (ended["episode_id"], still_open["episode_id"])
+        assert swarm.end(ended["episode_id"], "t").status_code == 410
+
+
 def test_a_begin_whose_client_hangs_up_gives_its_place_in_the_queue_back(serve):
     with serve() as swarm:
         swarm.start(job(rollout__max_env_worker=1))
