@@ -243,8 +243,8 @@ def run(seed: int, kills: int, clients: int) -> dict[str, Any]:
         "requests": dict(chaos.proxy.counts),
         "disk_faults": disk, "client_exit": codes, "client_failures": failures[-4000:], "divergences": diverged,
         "server_tracebacks": tracebacks[:5], "not_resumed": not_resumed,
-        "disk_refusals_logged": said.count("refuses writes"), **found,
-        "drops_in_status": status["drops"], "journal_bytes": size,
+        "disk_refusals_logged": said.count("refuses writes"), "saves_refused": said.count("could not be saved"),
+        **found, "drops_in_status": status["drops"], "journal_bytes": size,
         "schedule": chaos.schedule, "server_starts": chaos.server.starts,
         "wall_seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip

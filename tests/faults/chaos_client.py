@@ -103,7 +103,7 @@ class ScriptedClient:
         self.episodes += 1
         task = Task(task_id=f"{self.seed}-{self.episodes // 2}", main_query="")
         agents = self.draw.sample(["anna", "bert", "carl"], self.draw.randint(1, 2))
-        histories: dict[str, list[dict[str, str]]] = {agent: [] for agent in agents}
+        histories: dict[str, list[Any]] = {agent: [] for agent in agents}
         for _ in range(self.draw.randint(1, 5)):
             agent = self.draw.choice(agents)
             if not self.call(uuid_, api.for_agent(agent, "talker"), histories[agent]):
@@ -133,7 +133,7 @@ class ScriptedClient:
         if self.call(episode, api.for_agent("anna", "talker"), []):
             self.record.write("accepted_late", episode=episode, what="a call after the end")
 
-    def call(self, episode: str, api: Any, history: list[dict[str, str]]) -> bool:
+    def call(self, episode: str, api: Any, history: list[Any]) -> bool:
         """One chat call; False where the episode is gone."""
         history.append({"role": "user", "content": f"say {self.draw.randrange(10**6)}"})
         keyed = self.draw.random() < 0.5
@@ -144,7 +144,7 @@ class ScriptedClient:
                     model="policy",
                     messages=history,
                     max_tokens=8,
-                    extra_headers=headers,  # type: ignore[arg-type]
+                    extra_headers=headers,
                 )
             except openai.APIStatusError as error:
                 if error.status_code != 410:
