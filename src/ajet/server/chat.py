@@ -120,7 +120,7 @@ async def _serve(
     for reply in replies:
         read(renderer, reply, request, streamed=on_text is not None)
         if reply.malformed:
-            _count_malformed(engine, episode, key.agent)
+            count_malformed(engine, episode, key.agent)
     call_id = episode.new_call_id()
     if prepared is not None:
         calls = await _record(
@@ -158,7 +158,7 @@ def _too_long(most: int, tokens: int | str) -> ContextLengthExceeded:
     )
 
 
-def _count_malformed(engine: Engine, episode: OpenEpisode, agent: str) -> None:
+def count_malformed(engine: Engine, episode: OpenEpisode, agent: str) -> None:
     """Count a tool call that could not be read. One line for it, and no flood where a model makes nothing else."""
     engine.telemetry.count(MALFORMED)
     many = engine.telemetry.counts[MALFORMED]

@@ -13,7 +13,7 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from ajet.server.chat import _count_malformed
+from ajet.server.chat import count_malformed
 from ajet.server.telemetry import Telemetry
 from ajet.trajectory import ChatRenderer
 from tests.fakes import templates
@@ -199,6 +199,6 @@ def test_a_model_that_makes_nothing_but_broken_calls_does_not_flood_the_log(capl
     engine = SimpleNamespace(telemetry=Telemetry())
     with caplog.at_level(logging.WARNING, logger="ajet.chat"):
         for _ in range(2500):
-            _count_malformed(engine, SimpleNamespace(id="e1"), "wolf")  # type: ignore[arg-type]
+            count_malformed(engine, SimpleNamespace(id="e1"), "wolf")  # type: ignore[arg-type]
     assert engine.telemetry.counts["malformed_tool_calls"] == 2500
     assert len(caplog.records) == 4

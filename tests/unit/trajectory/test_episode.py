@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ajet.pool.records import pack_body, pack_call, unpack_body, unpack_call
 from ajet.trajectory import Call, EpisodeTrajectory, build_rows
 from ajet.trajectory.rows import PROMPT_TOO_LONG, RESPONSE_TOO_LONG, TOO_OLD
 
@@ -193,3 +194,28 @@ def test_what_is_not_trained_is_counted_by_reason(renderer):
     rows, dropped = build_rows("e", "t", calls, 1.0, limits=WIDE, min_version=2)
     assert dropped == Counter({TOO_OLD: n})
     assert rows[0].trained_tokens == len(calls[1].reply_ids)
+
+
+def test_calls_of_earlier_journals_are_read(renderer):
+    traj = EpisodeTrajectory(renderer)
+    call, history = say(traj, renderer, "a", [user("x")], "y")
+    say(traj, renderer, "a", [user("z"), *history[1:], user("w")], "v")
+    edited = traj.calls["c1"]
+    assert unpack_call(pack_call(edited)).fork == edited.fork is not None
+    whole = unpack_body(pack_call(call))
+    for kept, (request, choice) in ((-1, ("", 0)), (-3, ("", 0))):
+        older = unpack_call(pack_body(whole[:kept]))
+        assert (older.reply_ids, older.request, older.choice, older.fork) == (call.reply_ids, request, choice, None)
+
+
+def test_an_episode_keeps_whole_ids_only_at_the_ends_of_its_timelines(renderer):
+    traj = EpisodeTrajectory(renderer)
+    history = [user("x")]
+    for _ in range(20):
+        _, history = say(traj, renderer, "a", history, "y")
+        history = [*history, user("z")]
+    assert set(traj._full) == {"c19"} == set(traj._prompts)
+    assert traj.full_ids("c3") == [
+        i for n in range(4) for i in (*traj.calls[f"c{n}"].prompt_delta, *traj.calls[f"c{n}"].reply_ids)
+    ]
+    assert set(traj._full) == {"c19"}
