@@ -23,7 +23,9 @@ from typing import Any
 from ajet.trajectory.template import Rendered
 
 KEPT_CHARS = 1_000_000
-"""Text whose ids are kept, in characters; the least recently used go first. About 3 MB of ids at most."""
+"""Text whose ids are kept, in characters; the least recently used go first. Some 10 MB with all that belongs to it."""
+_ENTRY = 64
+"""A piece counts as so many characters more, for what keeping it costs beside its text."""
 _LONGEST = 20_000
 """Pieces longer than this are not kept: documents, which hardly come twice."""
 _PROBE = "Grüße, 漢字 🐺!\n  def f(x):\t return 12345 <b>"
@@ -119,9 +121,9 @@ class TextEncoder:
         ids = self._inside(text)
         if len(text) <= _LONGEST:
             self._known[text] = array("i", ids)
-            self._known_chars += len(text)
+            self._known_chars += len(text) + _ENTRY
             while self._known_chars > KEPT_CHARS:
-                self._known_chars -= len(self._known.popitem(last=False)[0])
+                self._known_chars -= len(self._known.popitem(last=False)[0]) + _ENTRY
         return ids
 
     def _inside(self, text: str) -> list[int]:
