@@ -6,7 +6,8 @@ is busy for all; the table has medians and the spread over rounds (lowest – hi
 
 - ``whole``: ``tokenizer.apply_chat_template`` of the whole conversation, which is what a gateway without timelines does
   (and which does not keep the sampled ids).
-- ``twice``: the template is rendered without and with what is new, and the difference tokenized: keeps the ids.
+- ``twice``: the template is rendered without and with what is new, and the difference tokenized: keeps the ids. A lower
+  bound: it is told which timeline a request extends, checks nothing, and knows no look-alikes.
 - ``ours``: :class:`ajet.trajectory.EpisodeTrajectory`.
 
 ``others`` is the share of speeches that another agent of the server has heard already (nine players hear the same speech);
