@@ -24,8 +24,6 @@ from typing import Any
 from ajet.backbone.protocol import Backbone, BackboneDied, BackboneInfo
 from ajet.default_config.load import job_diff
 from ajet.default_config.schema import AjetConfig
-from ajet.pool.reasons import DropReason
-from ajet.pool.records import BatchFormed
 from ajet.schema.errors import (
     AjetError,
     DiskRefused,
@@ -37,6 +35,7 @@ from ajet.schema.errors import (
 )
 from ajet.schema.wire import EngineState, EpisodeKind
 from ajet.server import training
+from ajet.server.cycle import Cycle
 from ajet.server.events import Events, Signal
 from ajet.server.experiment import Experiment
 from ajet.server.jobs import check_machine, note_running, running_job, validated
@@ -50,13 +49,7 @@ log = logging.getLogger("ajet.engine")
 S = EngineState
 SERVING = frozenset({S.ROLLING, S.FINISHED})
 RUNNING = frozenset({S.BOOTING, S.ROLLING, S.UPDATING, S.FINISHED})
-SAVE_RETRY_S = 2.0
 MAX_WARNINGS = 20
-_NOTHING = (
-    "Step {step} found nothing to train: no token of its episodes is within the limits, so they were dropped and others "
-    "are collected. Tokens left out so far: {tokens}. See data.max_prompt_length, data.max_response_length and "
-    "swarm.max_policy_lag."
-)
 
 
 class Engine:
@@ -107,7 +100,8 @@ class Engine:
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _set(self, state: EngineState) -> None:
+    def enter(self, state: EngineState) -> None:
+        """Change the state, and tell whoever waits for it."""
         if state is self.state:
             return
         log.info("engine %s → %s", self.state, state)
@@ -135,6 +129,11 @@ class Engine:
         return TrainingFinished(
             f"Training is finished: {self.version} of {self.version} steps are done. Eval episodes are still served."
         )
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stop
 
     @property
     def version(self) -> int:
@@ -225,7 +224,7 @@ class Engine:
             self.failure = self.last_error = self.waits_for_disk = None
             self.resuming = False
             self.warnings = []
-            self._set(S.BOOTING)
+            self.enter(S.BOOTING)
             self._task = asyncio.create_task(self._run(self.experiment), name="engine")
             return self.state
 
@@ -235,10 +234,10 @@ class Engine:
             self._mark_running(False)
         self.resuming, self.waits_for_disk = False, None
         if self.state is S.FAILED:
-            self._set(S.OFFLINE)
+            self.enter(S.OFFLINE)
         if self.state in RUNNING:
             self._stop = True
-            self._set(S.STOPPING)
+            self.enter(S.STOPPING)
         return self.state
 
     async def wait_stopped(self) -> None:
@@ -268,15 +267,16 @@ class Engine:
     # ── the engine's task ────────────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self, experiment: Experiment) -> None:
-        deaths = 0
+        deaths = reached = 0
         stop_after = S.OFFLINE
         try:
             while not self._stop:
-                progress = experiment.step
+                # A death while steps are re-applied leaves fewer of them done; that is no progress of the next backbone.
+                reached = max(reached, experiment.step)
                 try:
                     await self._live(experiment)
                 except BackboneDied as err:
-                    deaths = 1 if experiment.step > progress else deaths + 1
+                    deaths = 1 if experiment.step > reached else deaths + 1
                     self.last_error = f"The backbone died: {err}"
                     log.error("the backbone died (%d of %d): %s", deaths, self.settings.limits.backbone_deaths, err)
                     self.telemetry.count("backbone/deaths")
@@ -286,7 +286,7 @@ class Engine:
                         ) from err
                     await self._drop_backbone()
                     if not self._stop:
-                        self._set(S.BOOTING)
+                        self.enter(S.BOOTING)
                         pause = min(
                             self.settings.limits.backoff_s * 2 ** (deaths - 1), self.settings.limits.backoff_max_s
                         )
@@ -302,19 +302,16 @@ class Engine:
             # Waiting requests learn the end before the experiment goes.
             self.tearing_down = True
             if stop_after is S.FAILED:
-                self._set(S.FAILED)
+                self.enter(S.FAILED)
             await self._drop_backbone()
             await experiment.close()
-            self._set(stop_after)
+            self.enter(stop_after)
             self.changed.fire()
 
     async def _drop_backbone(self) -> None:
         backbone, self.backbone = self.backbone, None
         if backbone is not None:
-            try:
-                await asyncio.wait_for(backbone.close(), 30)
-            except Exception as err:
-                log.warning("the backbone could not be closed: %r", err)
+            await self._close_quietly(backbone)
 
     async def _live(self, experiment: Experiment) -> None:
         """One backbone's life: boot, collect and update until stopped. Raises :class:`BackboneDied`."""
@@ -337,7 +334,7 @@ class Engine:
         died = asyncio.create_task(backbone.wait_died())
         died.add_done_callback(lambda _: self.changed.fire())
         try:
-            await self._train(experiment, backbone, died)
+            await Cycle(self, experiment, backbone, died).run()
         finally:
             died.cancel()
 
@@ -354,96 +351,6 @@ class Engine:
             self.telemetry.count("divergences")
             log.error("%s", warning)
         self.warn(warning)
-
-    async def _train(self, experiment: Experiment, backbone: Backbone, died: asyncio.Task[BackboneDied]) -> None:
-        config = experiment.config
-        total = config.trainer_common.total_training_steps
-        unsaved = experiment.step != (experiment.checkpoint_step or 0)
-        while experiment.step < total and not self._stop:
-            self._set(S.ROLLING)
-            began = time.monotonic()
-            collected = await self._collect(experiment, died)
-            if collected is None:
-                break
-            collect_s = time.monotonic() - began
-            warnings = await training.train(experiment, backbone, *collected, collect_s=collect_s)
-            self.telemetry.trained_tokens += int(experiment.last_metrics.get("tokens/trained", 0))
-            if not warnings:
-                self.warnings = [w for w in self.warnings if not w.startswith(("Every group of tag", "Step "))]
-            for warning in warnings:
-                self.warn(warning)
-            await backbone.load_weights(experiment.step)
-            experiment.over = experiment.step >= total
-            unsaved = True
-            if experiment.over or experiment.step % config.trainer_common.save_freq == 0 or experiment.checkpoint_error:
-                unsaved = not await self._save(experiment, backbone, must=experiment.over, died=died)
-        if unsaved and experiment.step:
-            if not self._stop:
-                self._set(S.UPDATING)
-            await self._save(experiment, backbone, must=True, died=died)
-        if self._stop:
-            return
-        experiment.over = True
-        await self._finished(experiment, died)
-
-    async def _collect(
-        self, experiment: Experiment, died: asyncio.Task[BackboneDied]
-    ) -> tuple[BatchFormed, training.Built] | None:
-        """The next batch, fixed in the journal; None when the engine is to stop. Leaves the state UPDATING."""
-        pool = experiment.pool
-        assert pool is not None
-        while True:
-            if died.done():
-                raise died.result()
-            if self._stop:
-                return None
-            now = time.monotonic()
-            drops = pool.sweep(experiment.step, now)
-            batch = pool.take()
-            if drops:
-                await experiment.drop(drops)
-            if batch is not None:
-                self._set(S.UPDATING)
-                formed = await training.form(experiment, batch)
-                if formed is not None:
-                    return formed
-                self.warn(_NOTHING.format(step=experiment.step + 1, tokens=experiment.registry.tally("tokens")))  # type: ignore[union-attr]
-                self._set(S.ROLLING)
-                continue
-            if drops:
-                continue
-            size, deadline = len(pool), pool.next_deadline()
-            wait = None if deadline is None else max(0.05, deadline - now)
-            await self.changed.wait_until(lambda n=size: died.done() or self._stop or len(pool) != n, wait)
-
-    async def _save(
-        self, experiment: Experiment, backbone: Backbone, *, must: bool, died: asyncio.Task[BackboneDied]
-    ) -> bool:
-        """Save; where the disk refuses and the checkpoint ``must`` exist, try until it does."""
-        while not await training.save(experiment, backbone, self.info.parameters if self.info else None):
-            self.last_error = f"Checkpoint: {experiment.checkpoint_error}"
-            if not must:
-                return False
-            await self.changed.wait_until(died.done, SAVE_RETRY_S)
-            if died.done():
-                raise died.result()
-        if self.last_error and self.last_error.startswith("Checkpoint:"):
-            self.last_error = None
-        return True
-
-    async def _finished(self, experiment: Experiment, died: asyncio.Task[BackboneDied]) -> None:
-        """Serve on after the last step; results that still come are counted and not trained."""
-        pool = experiment.pool
-        assert pool is not None
-        self._set(S.FINISHED)
-        while not self._stop:
-            drops = pool.drain(DropReason.TRAINING_FINISHED)
-            if drops:
-                await experiment.drop(drops)
-                continue
-            await self.changed.wait_until(lambda: died.done() or self._stop or len(pool) > 0, None)
-            if died.done():
-                raise died.result()
 
     def data_free_bytes(self) -> int | None:
         """Free space where the experiment lies."""
