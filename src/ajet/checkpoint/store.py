@@ -202,7 +202,8 @@ class CheckpointStore:
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
         saved = self._read(home)
-        assert saved is not None
+        if saved is None:
+            raise OSError(errno.EIO, "the checkpoint cannot be read back", str(home))
         self._retain(saved)
         return saved
 

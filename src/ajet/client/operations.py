@@ -129,7 +129,9 @@ class Operations:
             AjetError: the server's own error, when trying again cannot help.
         """
         budget = self.retry_budget_s if budget_s is None else budget_s
-        backoff, full_disk = Backoff(budget), Backoff(budget * DISK_PATIENCE)
+        # Only what has no budget of its own waits so long: leaving an episode must not take an hour.
+        patience = budget * DISK_PATIENCE if budget_s is None else budget
+        backoff, full_disk = Backoff(budget), Backoff(patience)
         while True:
             cause: Exception
             retry_after = None
@@ -146,7 +148,7 @@ class Operations:
                     raise cause
                 retry_after = reply.retry_after
                 if reply.status == 507:
-                    tries, limit = full_disk, budget * DISK_PATIENCE
+                    tries, limit = full_disk, patience
             delay = tries.next_delay(self._clock(), retry_after)
             if delay is None:
                 raise ServerUnreachable(

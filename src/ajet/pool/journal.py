@@ -92,6 +92,8 @@ class Journal:
         self._lock_file = _lock(self.path.with_suffix(".lock"))
         self._reserve = self.path.with_suffix(".reserve")
         self.disk_error: str | None = None
+        self._stale = False
+        """The connection must be opened anew before it is used again."""
         self.commits = 0
         self.records = 0
         self._queue: queue.SimpleQueue[list[_Append] | _Control | None] = queue.SimpleQueue()
@@ -256,6 +258,8 @@ class Journal:
         self._resolve(results)
 
     def _transaction(self, records: list[Record]) -> None:
+        if self._stale:
+            self._reopen()
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -271,16 +275,16 @@ class Journal:
                     db.execute("ROLLBACK")
             except sqlite3.Error:
                 # After a failed fsync nothing that is cached can be trusted: read the file anew.
-                self._reopen()
+                self._stale = True
             raise
 
     def _reopen(self) -> None:
+        """Raises :class:`sqlite3.Error`; it is then tried again before the next transaction."""
+        self._stale = True
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
-        try:
-            self._db = self._open()
-        except sqlite3.Error as err:
-            log.error("journal cannot be reopened: %s", err)
+        self._db = self._open()
+        self._stale = False
 
     def _control(self, control: _Control, stopping: bool) -> None:
         error: BaseException | None = None
@@ -307,8 +311,9 @@ class Journal:
 
     def _refused(self, error: str) -> None:
         if self.disk_error is None:
-            # Room for the words that say so.
-            self._reserve.unlink(missing_ok=True)
+            # Room for the words that say so. A read-only or failing disk keeps the file, and that must not end the writer.
+            with contextlib.suppress(OSError):
+                self._reserve.unlink(missing_ok=True)
             log.error("the disk under %s refuses writes: %s", self.path.parent, error)
             self._tell(False, error)
         self.disk_error = error

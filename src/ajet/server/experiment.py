@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -141,12 +142,17 @@ class Experiment:
                 )
         if restored.job != tree:
             await self.journal.append(JobSet(tree, time.time(), restored.step))
-            try:
-                (self.folder / "job.yaml").write_text(
-                    yaml.safe_dump({"ajet": tree}, sort_keys=False, allow_unicode=True)
-                )
-            except OSError as err:
-                log.warning("job.yaml could not be written: %s", err)
+        await asyncio.to_thread(self._write_job, yaml.safe_dump({"ajet": tree}, sort_keys=False, allow_unicode=True))
+
+    def _write_job(self, text: str) -> None:
+        """``job.yaml``, whole or as it was: a copy for people; the journal is the truth."""
+        path, temporary = self.folder / "job.yaml", self.folder / ".job.yaml.tmp"
+        try:
+            if not path.exists() or path.read_text() != text:
+                temporary.write_text(text)
+                os.replace(temporary, path)
+        except OSError as err:
+            log.warning("job.yaml could not be written: %s", err)
 
     async def restore(
         self, renderer: ChatRenderer, *, may_grant: Callable[[EpisodeKind], bool], version: Callable[[], int]

@@ -114,6 +114,15 @@ def test_a_full_disk_is_waited_for_longer_than_a_silent_server(swarm: FakeSwarm)
     assert time.monotonic() - began > 0.4
 
 
+def test_an_abort_on_a_full_disk_keeps_to_its_own_budget(swarm: FakeSwarm) -> None:
+    client = SwarmClient(swarm.url, verbose=False, retry_budget_s=0.3)
+    episode, _ = client.begin_episode()
+    swarm.faults["POST /swarm/v1/episodes/"] = [507] * 1000
+    began = time.monotonic()
+    client.abort_episode(episode)
+    assert time.monotonic() - began < 5
+
+
 def test_a_server_that_comes_back_is_waited_for_and_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     first = FakeSwarm()
     port = first.http.server_address[1]

@@ -331,3 +331,43 @@ async def test_the_journal_of_a_long_run_stays_bounded(tmp_path, monkeypatch):
     assert steps[0].advantages == {}
     assert steps[-1].advantages
     journal.close()
+
+
+async def test_a_disk_that_is_read_only_or_fails_is_refused_and_the_writer_lives(journal, monkeypatch):
+    """As EROFS and EIO are: nothing can be written, and the reserve cannot be removed either."""
+
+    def refused(*_args, **_kwargs):
+        raise OSError(30, "Read-only file system")
+
+    await journal.append(lease(1))
+    monkeypatch.setattr(type(journal.path), "unlink", refused)
+    await journal.execute(lambda db: db.execute("PRAGMA query_only=ON") and None)
+    for _ in range(2):
+        with pytest.raises(DiskRefused, match="readonly"):
+            await asyncio.wait_for(journal.append(lease(2)), 10)
+    assert journal.disk_error
+    monkeypatch.undo()
+    await journal.execute(lambda db: db.execute("PRAGMA query_only=OFF") and None)
+    await asyncio.wait_for(journal.writable(), 10)
+    await asyncio.wait_for(journal.append(lease(2)), 10)
+    assert [kept.lease.n for kept in journal_read.restore(journal.path).open] == [1, 2]
+
+
+async def test_a_connection_that_cannot_be_opened_anew_is_tried_again(journal, monkeypatch):
+    await journal.append(lease(1))
+    opens = journal._open
+    failures = iter([sqlite3.OperationalError("unable to open database file")] * 2)
+
+    def open_later():
+        failure = next(failures, None)
+        if failure is not None:
+            raise failure
+        return opens()
+
+    monkeypatch.setattr(journal, "_open", open_later)
+    journal._stale = True  # what a rollback that fails leaves behind
+    with pytest.raises(DiskRefused, match="unable to open"):
+        await asyncio.wait_for(journal.append(lease(2)), 10)
+    await asyncio.wait_for(journal.writable(), 10)
+    await asyncio.wait_for(journal.append(lease(2)), 10)
+    assert [kept.lease.n for kept in journal_read.restore(journal.path).open] == [1, 2]
