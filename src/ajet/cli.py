@@ -164,6 +164,7 @@ def replay_journal(
     """Train a run again from its journal alone, in one go, and compare every step's weights with the record."""
     import asyncio
 
+    from rich.console import Console
     from rich.progress import Progress
 
     from ajet.server.replaying import replay_journal as replay
@@ -172,7 +173,7 @@ def replay_journal(
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise AjetError(f"--out: {out} exists already. Name a new or empty folder.")
         out.mkdir(parents=True, exist_ok=True)
-    with Progress(disable=as_json or not sys.stderr.isatty()) as bar:
+    with Progress(console=Console(stderr=True), disable=as_json or not sys.stderr.isatty()) as bar:
         task = bar.add_task("re-applying steps", total=None)
 
         def progress(step: int, last: int, same: bool) -> None:
@@ -181,6 +182,8 @@ def replay_journal(
                 bar.print(f"step {step}: the weights are not those on record")
 
         result = asyncio.run(replay(experiment, out=out, progress=progress))
+    for note in result.notes:
+        print(f"note: {note} Sums may differ in their last bits, and digests with them.", file=sys.stderr)
     if as_json:
         print(json.dumps({**vars(result), "ok": not result.diverged}))
     else:

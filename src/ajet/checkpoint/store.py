@@ -105,8 +105,8 @@ class CheckpointStore:
 
     def estimate(self, parameters: int | None = None, weight_bytes: int = 4) -> int:
         """Bytes the next save takes: what the newest took, else weights and two moments for ``parameters``."""
-        for path in reversed(self._directories()):
-            found = self._read(path)
+        for path in reversed(self.directories()):
+            found = self.read(path)
             if found is not None:
                 return int(found.bytes * 1.05)
         return 0 if parameters is None else parameters * (weight_bytes + 8 + (4 if weight_bytes < 4 else 0))
@@ -201,7 +201,7 @@ class CheckpointStore:
         _sync_directory(self.directory)
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
-        saved = self._read(home)
+        saved = self.read(home)
         if saved is None:
             raise OSError(errno.EIO, "the checkpoint cannot be read back", str(home))
         self._retain(saved)
@@ -209,7 +209,7 @@ class CheckpointStore:
 
     def _retain(self, newest: Checkpoint) -> None:
         """Delete what neither ``keep_last`` nor ``keep_best`` keeps. Directories that are not whole count for nothing."""
-        found = [c for c in map(self._read, self._directories()) if c is not None]
+        found = [c for c in map(self.read, self.directories()) if c is not None]
         keep = {c.path for c in found[-self.keep_last :]} | {newest.path}
         rated = sorted((c for c in found if c.metric is not None), key=lambda c: (c.metric, c.step))
         keep |= {c.path for c in rated[len(rated) - min(self.keep_best, len(rated)) :]}
@@ -230,7 +230,7 @@ class CheckpointStore:
 
     def all(self) -> list[Checkpoint]:
         """By step, by their manifests; contents are not verified."""
-        return [c for c in map(self._read, self._directories()) if c is not None]
+        return [c for c in map(self.read, self.directories()) if c is not None]
 
     def latest_valid(self) -> Checkpoint | None:
         """The newest checkpoint whose every file has the size and SHA-256 of its manifest.
@@ -238,10 +238,10 @@ class CheckpointStore:
         One that has not is set aside as ``.corrupt-…`` with a warning, and the one before is tried.
         """
         self.clean()
-        for path in reversed(self._directories()):
+        for path in reversed(self.directories()):
             fault = self.fault(path)
             if fault is None:
-                return self._read(path)
+                return self.read(path)
             self._set_aside(path, fault)
         return None
 
@@ -250,7 +250,8 @@ class CheckpointStore:
         rated = [c for c in self.all() if c.metric is not None]
         return max(rated, key=lambda c: (c.metric, c.step), default=None)
 
-    def _directories(self) -> list[Path]:
+    def directories(self) -> list[Path]:
+        """Of all checkpoints, whole or not, by step."""
         if not self.directory.is_dir():
             return []
         found = [
@@ -258,7 +259,8 @@ class CheckpointStore:
         ]
         return [path for _, path in sorted(found)]
 
-    def _read(self, path: Path) -> Checkpoint | None:
+    def read(self, path: Path) -> Checkpoint | None:
+        """What a checkpoint's manifest says; None where that cannot be read."""
         manifest = _manifest(path)
         if manifest is None:
             return None
@@ -271,13 +273,18 @@ class CheckpointStore:
         if manifest is None:
             return f"its {MANIFEST} is missing, unreadable or changed"
         for name, entry in manifest["files"].items():
-            file = path / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file.stat().st_size != entry["bytes"]:
-                return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
-            if _sha256(file) != entry["sha256"]:
-                return f"{name} has changed"
+            try:
+                size = (path / name).stat().st_size
+                if size != entry["bytes"]:
+                    return f"{name} has {size} bytes instead of {entry['bytes']}"
+                if _sha256(path / name) != entry["sha256"]:
+                    return f"{name} has changed"
+            except OSError as error:
+                if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                    return f"{name} is missing"
+                if error.errno not in (errno.EIO, errno.EISDIR):
+                    raise  # no fault of the checkpoint: too many open files, no permission
+                return f"{name} cannot be read ({error.strerror})"
         return None
 
     def _set_aside(self, path: Path, fault: str) -> None:
@@ -301,13 +308,15 @@ class CheckpointStore:
 def _manifest(path: Path) -> dict | None:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        if not isinstance(manifest["files"], dict) or not {"step", "digest", "metric", "created"} <= manifest.keys():
+        if not {"digest", "metric", "created"} <= manifest.keys() or not isinstance(manifest["step"], int):
+            return None
+        if not all(isinstance(f["bytes"], int) and isinstance(f["sha256"], str) for f in manifest["files"].values()):
             return None
         own = manifest.pop("sha256", None)
         if own is not None and own != _digest(manifest):
             return None
         return manifest
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -26,29 +26,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ajet.pool.filesystem import refuse_network_filesystem
 from ajet.pool.journal_sql import INSERT_CALL, MIGRATIONS, SCHEMA, SCHEMA_VERSION, compact_slice, write_record
 from ajet.pool.records import CallRecorded, MetaSet, Record, pack_call, seal
-from ajet.schema.errors import AjetError, ConfigError, DiskRefused
+from ajet.schema.errors import AjetError, ConfigError, DiskRefused, JournalDamaged
 
 log = logging.getLogger("ajet.journal")
 
 RESERVE_BYTES = 1 << 20
 GROUP_LIMIT = 4096
 PROBE_S = 0.5
-NETWORK_FILESYSTEMS = {
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "9p",
-    "ceph",
-    "lustre",
-    "gpfs",
-    "fuse.sshfs",
-    "beegfs",
-    "glusterfs",
-}
 
 
 @dataclass
@@ -75,7 +62,7 @@ class Journal:
 
     Raises:
         ConfigError: another process has it open, it is of a newer version, or it lies on a network file system.
-        DiskRefused: the file cannot be created.
+        DiskRefused: the file cannot be created. JournalDamaged: it is not what a journal wrote.
     """
 
     def __init__(
@@ -88,7 +75,7 @@ class Journal:
         self.path = Path(path)
         self._sync = sync
         self._on_disk = on_disk
-        _refuse_network_filesystem(self.path.parent)
+        refuse_network_filesystem(self.path.parent)
         self._lock_file = _lock(self.path.with_suffix(".lock"))
         self._reserve = self.path.with_suffix(".reserve")
         self.disk_error: str | None = None
@@ -102,9 +89,17 @@ class Journal:
         self._writable: asyncio.Event | None = None
         try:
             self._db = self._open()
-        except sqlite3.Error as err:
+        except AjetError:
+            self._lock_file.close()
+            raise
+        except sqlite3.OperationalError as err:
             self._lock_file.close()
             raise DiskRefused(f"The journal {self.path} cannot be opened: {err}") from err
+        except sqlite3.Error as err:  # not the disk: what is on it
+            self._lock_file.close()
+            raise JournalDamaged(
+                f"The journal {self.path} is damaged ({err}). Run `ajet-swarm doctor` on its folder, which says what to do."
+            ) from err
         with contextlib.suppress(OSError):
             self._fill_reserve()
         self._thread = threading.Thread(target=self._run, name="ajet-journal", daemon=True)
@@ -396,32 +391,3 @@ def _lock(path: Path) -> Any:
             f"Another server has the journal in {path.parent} open. Stop it, or choose another experiment_name or --exp-dir."
         ) from err
     return file
-
-
-def network_filesystem(folder: Path) -> str | None:
-    """``"kind at mount point"`` where ``folder`` lies on a network file system, else None."""
-    try:
-        mounts = Path("/proc/mounts").read_text().splitlines()
-    except OSError:
-        return None
-    where = str(folder.resolve())
-    best, kind = "", ""
-    for line in mounts:
-        parts = line.split()
-        if len(parts) < 3:
-            continue
-        point = parts[1].replace("\\040", " ")
-        if (where == point or where.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-            best, kind = point, parts[2]
-    return f"{kind} at {best}" if kind in NETWORK_FILESYSTEMS else None
-
-
-def _refuse_network_filesystem(folder: Path) -> None:
-    """SQLite's write-ahead log needs shared memory that network file systems do not give."""
-    found = network_filesystem(folder)
-    if found:
-        raise ConfigError(
-            f"The journal's folder {folder} lies on a network file system ({found}), where SQLite's log is not "
-            "safe. Set journal.dir to a local folder; checkpoints may stay on the shared disk.",
-            param="journal.dir",
-        )

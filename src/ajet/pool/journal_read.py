@@ -1,21 +1,25 @@
 """Reading a journal: what a restart needs, what a step trains, what one episode was.
 
-Every function opens its own read-only connection, so it may run in any thread beside the writer. Rows for training
-are always built from here, never from memory: a re-applied batch is by construction the batch that was trained.
+Every function opens its own read-only connection, so it may run in any thread beside the writer, and sees the journal
+at one moment. Rows for training are always built from here, never from memory: a re-applied batch is by construction the
+batch that was trained. What is damaged raises :class:`JournalDamaged`; a disk that fails, :class:`DiskRefused`.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import ValidationError
 
 from ajet.default_config.schema import AjetConfig
 from ajet.pool.records import BatchFormed, Done, LeaseOpened, StepDone, unpack_body, unpack_call, unseal
+from ajet.schema.errors import DiskRefused, JournalDamaged
 from ajet.trajectory.calls import Call
 
 _LEASE = "l.n, l.episode, l.client, l.request, l.kind, l.task, l.timeout_s, l.created, l.version"
@@ -73,12 +77,16 @@ class EpisodeRecord:
 
 
 def check_bodies(db: sqlite3.Connection) -> int:
-    """Verify the checksum of every body; how many there are. Raises :class:`JournalDamaged`."""
+    """Verify the checksum of every body, and that the rest can be read; how many there are."""
     count = 0
     for query in ("SELECT body FROM call", "SELECT body FROM done", "SELECT advantages FROM step"):
         for (blob,) in db.execute(query):
             unseal(blob)
             count += 1
+    for (tree,) in db.execute("SELECT tree FROM job"):
+        AjetConfig.model_validate(orjson.loads(tree))
+    for (metrics,) in db.execute("SELECT metrics FROM step"):
+        orjson.loads(metrics)
     return count
 
 
@@ -87,6 +95,32 @@ def connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
     db.execute("PRAGMA busy_timeout=5000")
     return db
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A read-only connection that sees the journal at one moment.
+
+    Raises:
+        JournalDamaged: SQLite, or a record, is not what was written.
+        DiskRefused: the file cannot be opened or read just now.
+    """
+    try:
+        with closing(connect(path)) as db:
+            db.execute("BEGIN")
+            yield db
+    except sqlite3.OperationalError as err:
+        if not str(err).startswith("no such"):
+            raise DiskRefused(f"The journal {path} cannot be read ({err}). Check its disk, then try again.") from err
+        raise _damaged(path, err) from err
+    except (sqlite3.DatabaseError, orjson.JSONDecodeError, ValidationError) as err:
+        raise _damaged(path, err) from err
+
+
+def _damaged(path: Path, err: object) -> JournalDamaged:
+    return JournalDamaged(
+        f"The journal {path} is damaged ({err}). Run `ajet-swarm doctor` on its folder, which says what to do."
+    )
 
 
 def _done(row: tuple[Any, ...]) -> Done:
@@ -99,8 +133,7 @@ def _calls(db: sqlite3.Connection, n: int) -> list[Call]:
 
 def restore(path: Path) -> Restored:
     """What a restarted server continues from."""
-    with closing(connect(path)) as db:
-        db.execute("BEGIN")
+    with reading(path) as db:
         job = db.execute("SELECT tree FROM job ORDER BY id DESC LIMIT 1").fetchone()
         last = db.execute("SELECT step, digest FROM step ORDER BY step DESC LIMIT 1").fetchone()
         step, digest = last or (0, None)
@@ -143,26 +176,29 @@ def _batch(db: sqlite3.Connection, row: tuple[Any, ...]) -> BatchFormed:
 
 def batches_after(path: Path, step: int) -> list[BatchFormed]:
     """Batches of later steps, in order."""
-    with closing(connect(path)) as db:
+    with reading(path) as db:
         return [_batch(db, row) for row in db.execute("SELECT * FROM batch WHERE step > ? ORDER BY step", (step,))]
 
 
 def batch_episodes(path: Path, batch: BatchFormed) -> list[BatchEpisode]:
     """The members of a batch, in its order, with their calls."""
     found: list[BatchEpisode] = []
-    with closing(connect(path)) as db:
-        db.execute("BEGIN")
+    with reading(path) as db:
         for n, _ in batch.members:
             row = db.execute(
                 f"SELECT {_LEASE}, {_DONE} FROM lease l JOIN done d USING(n) WHERE l.n = ?", (n,)
             ).fetchone()
+            if row is None:
+                raise _damaged(path, f"episode number {n} of step {batch.step} is missing")
             found.append(BatchEpisode(LeaseOpened(*row[:9]), _done(row[9:]), _calls(db, n)))
     return found
 
 
 def compacted_calls_missing(path: Path, batch: BatchFormed) -> bool:
-    """Whether compaction removed calls that this batch needs."""
-    with closing(connect(path)) as db:
+    """Whether compaction removed calls that this batch needs, or all that was known of it."""
+    if not batch.members:
+        return True
+    with reading(path) as db:
         marks = ",".join("?" * len(batch.members))
         query = f"SELECT 1 FROM compacted WHERE n IN ({marks}) LIMIT 1"
         return db.execute(query, [n for n, _ in batch.members]).fetchone() is not None
@@ -170,7 +206,7 @@ def compacted_calls_missing(path: Path, batch: BatchFormed) -> bool:
 
 def steps(path: Path, since: int = 0) -> list[StepDone]:
     """Journaled steps after ``since``, in order."""
-    with closing(connect(path)) as db:
+    with reading(path) as db:
         return [
             StepDone(step, digest, orjson.loads(metrics), unpack_body(advantages), created)
             for step, digest, created, metrics, advantages in db.execute(
@@ -181,7 +217,7 @@ def steps(path: Path, since: int = 0) -> list[StepDone]:
 
 def jobs(path: Path) -> list[tuple[int, AjetConfig]]:
     """Every job, oldest first, with the step after which it was in force."""
-    with closing(connect(path)) as db:
+    with reading(path) as db:
         step = "step" if db.execute("PRAGMA user_version").fetchone()[0] > 1 else "0"
         return [
             (after, AjetConfig.model_validate(orjson.loads(tree)))
@@ -189,21 +225,27 @@ def jobs(path: Path) -> list[tuple[int, AjetConfig]]:
         ]
 
 
+def schema_version(path: Path) -> int:
+    """Of the tables; 0 where there are none yet."""
+    with reading(path) as db:
+        return db.execute("PRAGMA user_version").fetchone()[0]
+
+
 def meta(path: Path) -> dict[str, str]:
     """What is on record about the run itself."""
-    with closing(connect(path)) as db:
+    with reading(path) as db:
         return dict(db.execute("SELECT key, value FROM meta"))
 
 
 def step_digest(path: Path, step: int) -> str | None:
-    with closing(connect(path)) as db:
+    with reading(path) as db:
         row = db.execute("SELECT digest FROM step WHERE step = ?", (step,)).fetchone()
         return row[0] if row else None
 
 
 def ended_of_request(path: Path, client: str, request: str) -> tuple[LeaseOpened, Done] | None:
     """The episode that a client's begin was answered with, and how it ended; None where there is none, or it is open."""
-    with closing(connect(path)) as db:
+    with reading(path) as db:
         row = db.execute(
             f"SELECT {_LEASE}, {_DONE} FROM lease l JOIN done d USING(n) WHERE client = ? AND l.request = ?",
             (client, request),
@@ -213,8 +255,7 @@ def ended_of_request(path: Path, client: str, request: str) -> tuple[LeaseOpened
 
 def episode(path: Path, episode_id: str) -> EpisodeRecord | None:
     """All that is kept of one episode, or None."""
-    with closing(connect(path)) as db:
-        db.execute("BEGIN")
+    with reading(path) as db:
         row = db.execute(f"SELECT {_LEASE} FROM lease l WHERE episode = ?", (episode_id,)).fetchone()
         if row is None:
             return None
@@ -239,7 +280,7 @@ def episode(path: Path, episode_id: str) -> EpisodeRecord | None:
 
 def summary(path: Path) -> dict[str, Any]:
     """Counts of everything, and whether SQLite finds the file whole."""
-    with closing(connect(path)) as db:
+    with reading(path) as db:
         counts = {
             table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
             for table in ("job", "lease", "call", "done", "batch", "member", "dropped", "step")

@@ -12,22 +12,22 @@ import platform
 import shutil
 import sqlite3
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ajet.checkpoint.store import CheckpointStore
 from ajet.pool import journal_read
-from ajet.pool.journal import network_filesystem
+from ajet.pool.filesystem import network_filesystem
 from ajet.pool.journal_sql import SCHEMA_VERSION
-from ajet.schema.errors import ConfigError, JournalDamaged
-from ajet.server.experiment import THREADS
-from ajet.server.jobs import visible_gpus
+from ajet.schema.errors import AjetError, ConfigError
+from ajet.server.experiment import DEVICE, THREADS
+from ajet.server.jobs import find_journal, visible_gpus
 
 Level = Literal["ok", "note", "bad"]
 _PACKAGES = ("agentjet", "torch", "transformers", "tokenizers", "verl", "renderers", "openai")
 _LOW_DISK = 2 * 2**30
+_LOOKS = 5
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,10 @@ def experiments(path: Path) -> list[Path]:
     Raises:
         ConfigError: there are none.
     """
-    if (path / "journal.sqlite").is_file() or (path / "job.yaml").is_file():
+    marks = ("journal.sqlite", "job.yaml")
+    if any((path / mark).exists() for mark in marks):
         return [path]
-    found = sorted(p.parent for p in path.glob("*/journal.sqlite"))
+    found = sorted({p.parent for mark in marks for p in path.glob(f"*/{mark}")})
     if not found:
         raise ConfigError(
             f"There is no experiment in {path}. Name an experiment's folder (it holds journal.sqlite), or a folder of them."
@@ -86,35 +87,54 @@ def examine_machine() -> Report:
                 report.say("note", package, "is not installed: this machine can run clients, and no server. "
                            "pip install 'agentjet[server]'")  # fmt: skip
     report.facts["python"] = platform.python_version()
+    report.facts["sqlite"] = sqlite3.sqlite_version
     report.facts["gpus"] = visible_gpus()
-    report.facts["cpus"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    report.facts["cpus"] = _cpus()
     return report
 
 
 def examine(folder: Path) -> Report:
     """One experiment's journal, checkpoints and disk."""
     report = Report(str(folder))
-    journal = folder / "journal.sqlite"
-    if not journal.is_file():
+    journal = find_journal(folder)
+    if journal is None:
         report.say(
-            "note",
-            "journal",
-            "is not in this folder (journal.dir puts it elsewhere); name its file's folder to check it.",
-        )
+            "bad", "journal", "is missing: neither is journal.sqlite in this folder, nor is it where job.yaml says that "
+            "journal.dir puts it. A server that starts here goes on from the newest checkpoint, if there is one, with no "
+            "memory of episodes.",
+        )  # fmt: skip
     elif _examine_journal(report, journal):
-        _examine_checkpoints(report, folder, journal)
-    _examine_disk(report, folder)
+        home = _home(folder, journal)
+        if home is None:
+            report.say(
+                "note", "checkpoints", "lie in the experiment's folder, not beside this journal: name that folder."
+            )
+        else:
+            _examine_checkpoints(report, home, journal)
+    for place in {folder, journal.parent if journal is not None else folder}:
+        _examine_disk(report, place, is_journal=journal is not None and place == journal.parent)
     return report
+
+
+def _home(folder: Path, journal: Path) -> Path | None:
+    """Where the checkpoints are, for a folder that may hold nothing but the journal."""
+    if journal.parent != folder or (folder / "checkpoints").is_dir():
+        return folder
+    jobs = journal_read.jobs(journal)
+    config = jobs[-1][1] if jobs else None
+    if config is None or config.journal.dir is None:
+        return folder
+    return Path(config.experiment_dir) / config.experiment_name if config.experiment_dir else None
 
 
 def _examine_journal(report: Report, path: Path) -> bool:
     """False where it cannot be read at all."""
+    report.facts["journal"] = str(path)
     report.facts["server"] = "has it open" if _is_open(path) else "none has it open"
-    wal = Path(f"{path}-wal")
-    report.facts["journal_bytes"] = path.stat().st_size + (wal.stat().st_size if wal.exists() else 0)
+    report.facts["journal_bytes"] = _size(path) + _size(Path(f"{path}-wal"))
+    report.facts["reserve_bytes"] = _size(path.with_suffix(".reserve"))
     try:
-        with closing(journal_read.connect(path)) as db:
-            db.execute("BEGIN")
+        with journal_read.reading(path) as db:
             faults = [row[0] for row in db.execute("PRAGMA integrity_check(5)")]
             if faults != ["ok"]:
                 report.say(
@@ -122,22 +142,38 @@ def _examine_journal(report: Report, path: Path) -> bool:
                     f"read with: sqlite3 {path} .recover",
                 )  # fmt: skip
                 return False
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version != SCHEMA_VERSION:
-                report.say(
-                    "note", "journal", f"is of schema {version}, this AgentJet writes {SCHEMA_VERSION}: start a server here once "
-                    "to bring it up to date, then ask again.",
-                )  # fmt: skip
+            if not _readable(report, db.execute("PRAGMA user_version").fetchone()[0]):
                 return False
             journal_read.check_bodies(db)
             _examine_records(report, db)
-    except (sqlite3.DatabaseError, JournalDamaged, ValueError, KeyError, TypeError) as err:
+    except (AjetError, ValueError, TypeError) as err:
+        cause = err.__cause__ or err
         report.say(
-            "bad", "journal", f"cannot be read ({err}). Copy the folder before anything else is done with it; the newest whole "
+            "bad", "journal", f"cannot be read ({cause}). Copy the folder before anything else is done with it; the newest whole "
             "checkpoint can still be trained on under another experiment_name.",
         )  # fmt: skip
         return False
     return True
+
+
+def _readable(report: Report, version: int) -> bool:
+    """Whether tables of schema ``version`` are those that this AgentJet knows."""
+    if version == 0:
+        report.say(
+            "bad", "journal", "is empty: nothing is known of any episode or step. If it held a run, put a copy of it back; a "
+            "server that starts here goes on from the newest checkpoint, if there is one.",
+        )  # fmt: skip
+    elif version > SCHEMA_VERSION:
+        report.say(
+            "bad", "journal", f"was written by a newer AgentJet (schema {version}; this one knows {SCHEMA_VERSION}), and no "
+            "server of this one starts here. Upgrade AgentJet.",
+        )  # fmt: skip
+    elif version < SCHEMA_VERSION:
+        report.say(
+            "note", "journal", f"is of schema {version}, this AgentJet writes {SCHEMA_VERSION}: start a server here once "
+            "to bring it up to date, then ask again.",
+        )  # fmt: skip
+    return version == SCHEMA_VERSION
 
 
 def _examine_records(report: Report, db: sqlite3.Connection) -> None:
@@ -160,8 +196,14 @@ def _examine_records(report: Report, db: sqlite3.Connection) -> None:
         "episodes_trained": one("SELECT count(*) FROM member"),
         "calls_kept": count["call"],
         "drops": {name[5:]: n for name, n in sorted(tally.items()) if name.startswith("drop/")},
+        "device": meta.get(DEVICE, "unknown"),
         "cpu_threads": int(meta.get(THREADS, 0)),
     }
+    if report.facts["cpu_threads"] > _cpus():
+        report.say(
+            "note", "cpu_threads", f"the run was trained with {report.facts['cpu_threads']}, and this machine has {_cpus()} cores: "
+            "it goes on with as many threads, slower, so that its sums stay the same to the last bit.",
+        )  # fmt: skip
     problems = []
     if steps and steps != list(range(steps[0], steps[-1] + 1)):
         problems.append("steps are missing in between")
@@ -196,20 +238,43 @@ def _examine_records(report: Report, db: sqlite3.Connection) -> None:
 
 
 def _examine_checkpoints(report: Report, folder: Path, journal: Path) -> None:
+    """Look until the folder stands still: a running server saves, prunes and compacts meanwhile."""
     store = CheckpointStore(folder / "checkpoints")
+    for _ in range(_LOOKS):
+        before = _names(store)
+        found = Report(report.name)
+        _look_at_checkpoints(found, store, journal)
+        if _names(store) == before:
+            break
+    report.findings += found.findings
+    report.facts |= found.facts
+
+
+def _names(store: CheckpointStore) -> list[str]:
+    return sorted(os.listdir(store.directory)) if store.directory.is_dir() else []
+
+
+def _look_at_checkpoints(report: Report, store: CheckpointStore, journal: Path) -> None:
     digests = {step.step: step.digest for step in journal_read.steps(journal)}
     whole: list[int] = []
-    for checkpoint in store.all():
-        fault = store.fault(checkpoint.path)
-        name = checkpoint.path.name
-        if fault is not None:
-            report.say("bad", name, f"{fault}. A server that starts here sets it aside and uses the one before.")
+    for path in store.directories():
+        checkpoint = store.read(path)
+        try:
+            fault = store.fault(path)
+        except OSError as err:
+            fault = f"cannot be read ({err})"
+        if fault is not None or checkpoint is None:
+            report.say("bad", path.name, f"{fault}. A server that starts here sets it aside and uses the one before.")
         elif digests.get(checkpoint.step, checkpoint.digest) != checkpoint.digest:
-            report.say("bad", name, "holds other weights than the journal has for this step.")
+            report.say("bad", path.name, "holds other weights than the journal has for this step.")
         else:
             whole.append(checkpoint.step)
+            if digests and checkpoint.step > max(digests):
+                report.say(
+                    "bad", path.name, "is of a step that the journal does not have: the journal was lost or replaced."
+                )
     report.facts["checkpoints"] = whole
-    aside = sorted(p.name for p in store.directory.glob(".corrupt-*")) if store.directory.is_dir() else []
+    aside = [name for name in _names(store) if name.startswith(".corrupt-")]
     if aside:
         report.say(
             "note", "checkpoints", f"damaged ones were set aside: {', '.join(aside)}. Delete them when you have looked."
@@ -223,14 +288,14 @@ def _examine_checkpoints(report: Report, folder: Path, journal: Path) -> None:
             "bad", "checkpoints", f"the newest whole one is of step {start}, and the journal no longer holds the calls of step "
             f"{missing[0]} that followed. Restore a checkpoint of step {missing[-1]} or later.",
         )  # fmt: skip
-    elif digests:
+    elif digests or whole:
         begin = f"step {start}" if start else "the initial model"
         report.say("ok", "checkpoints", f"a server starts from {begin} and re-applies {len(later)} steps.")
 
 
-def _examine_disk(report: Report, folder: Path) -> None:
+def _examine_disk(report: Report, folder: Path, *, is_journal: bool) -> None:
     usage = shutil.disk_usage(folder)
-    report.facts["disk_free_bytes"] = usage.free
+    report.facts["disk_free_bytes"] = min(usage.free, report.facts.get("disk_free_bytes", usage.free))
     needed = CheckpointStore(folder / "checkpoints").estimate()
     if usage.free < needed:
         report.say(
@@ -241,11 +306,24 @@ def _examine_disk(report: Report, folder: Path) -> None:
     elif usage.free < _LOW_DISK:
         report.say("note", "disk", f"has only {usage.free:,} bytes free.")
     kind = network_filesystem(folder)
-    if kind:
-        report.say("note", "disk", f"is a network file system ({kind}): checkpoints may lie there, the journal may not "
-                   "(journal.dir).")  # fmt: skip
+    if kind and is_journal:
+        report.say("bad", "disk", f"{folder} is on a network file system ({kind}), where a journal is not safe and no server "
+                   "opens it. Set journal.dir to a local folder; checkpoints may stay.")  # fmt: skip
+    elif kind:
+        report.say("note", "disk", f"{folder} is on a network file system ({kind}): right for checkpoints only.")
     if not os.access(folder, os.W_OK):
         report.say("bad", "disk", f"{folder} cannot be written by this user.")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _is_open(path: Path) -> bool:

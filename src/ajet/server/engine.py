@@ -322,9 +322,8 @@ class Engine:
         backbone = self._make_backbone(experiment.config)
         try:
             self.info = await backbone.start(experiment.backbone_job())
-            changed = await experiment.note_threads(self.info.threads)
-            if changed:
-                self.warn(changed)
+            for warning in await experiment.note_machine(self.info):
+                self.warn(warning)
             for warning in await training.replay(experiment, backbone):
                 self._divergence(warning)
         except BaseException:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from ajet.backbone.protocol import BackboneInfo
 from ajet.default_config.load import job_diff
 from ajet.default_config.schema import AjetConfig
 from ajet.pool import journal_read
@@ -34,9 +35,11 @@ from ajet.trajectory import ChatRenderer
 
 log = logging.getLogger("ajet.experiment")
 
-THREADS = "cpu_threads"
+THREADS, DEVICE = "cpu_threads", "device"
+"""On record with the run: what its sums depend on in their last bits."""
 _FIXED = ("model.path", "lora.rank", "lora.alpha", "lora.target_modules", "backbone")
 """Keys that may not change once an experiment has trained."""
+_LAST_BITS = "sums may differ in their last bits, so re-applied steps need not be bit-identical"
 
 
 def backbone_job(config: AjetConfig, threads: int) -> dict[str, Any]:
@@ -86,6 +89,8 @@ class Experiment:
     checkpoint_error: str | None = None
     threads: int = 0
     """CPU threads this run has been trained with so far; 0 before the first boot."""
+    device: str = ""
+    """What this run has been trained on so far."""
     zero_watch: ZeroAdvantageWatch = field(default_factory=ZeroAdvantageWatch)
     collecting_since: float = 0.0
     clock: asyncio.Task[None] | None = None
@@ -164,6 +169,7 @@ class Experiment:
         self.renderer = renderer
         self.step, self.digest = restored.step, restored.digest or ""
         self.threads = int(restored.meta.get(THREADS, 0))
+        self.device = restored.meta.get(DEVICE, "")
         self.pool = GroupPool(
             num_repeat=config.rollout.num_repeat,
             batch_size=config.data.train_batch_size,
@@ -197,18 +203,23 @@ class Experiment:
         """The configuration to boot a backbone with: threads that were chosen at the first boot stay."""
         return backbone_job(self.config, self.threads)
 
-    async def note_threads(self, threads: int) -> str | None:
-        """Put on record how many threads compute. Returns a warning where that is not what the run was trained with."""
-        if threads in (0, self.threads):
-            return None
-        before, self.threads = self.threads, threads
-        await self.durable(MetaSet(THREADS, str(threads)))
-        if not before:
-            return None
-        return (
-            f"The run was trained with {before} CPU threads and goes on with {threads}: sums may differ in their last bits, "
-            "so re-applied steps need not be bit-identical. Set trainer_common.cpu_threads to the former number if they must."
-        )
+    async def note_machine(self, info: BackboneInfo) -> list[str]:
+        """Put on record what computes. Returns warnings where that is not what the run was trained on so far."""
+        warnings = []
+        if info.threads not in (0, self.threads):
+            if self.threads:
+                warnings.append(
+                    f"The run was trained with {self.threads} CPU threads and goes on with {info.threads}: {_LAST_BITS}. Set "
+                    "trainer_common.cpu_threads to the former number if they must."
+                )
+            self.threads = info.threads
+            await self.durable(MetaSet(THREADS, str(info.threads)))
+        if info.device != self.device:
+            if self.device:
+                warnings.append(f"The run was trained on {self.device}, and {info.device} goes on with it: {_LAST_BITS}.")
+            self.device = info.device
+            await self.durable(MetaSet(DEVICE, info.device))
+        return warnings
 
     def rewrite_metrics(self, steps: list[StepDone]) -> None:
         try:

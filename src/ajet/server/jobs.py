@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ajet.default_config.load import config_from_dict, machine_problems
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import ConfigError
@@ -47,6 +49,19 @@ def experiment_folder(config: AjetConfig, exp_dir: Path) -> Path:
             param="experiment_name",
         )
     return Path(config.experiment_dir or exp_dir) / name
+
+
+def find_journal(folder: Path) -> Path | None:
+    """The journal of an experiment's folder, also where ``journal.dir`` put it elsewhere; None where there is none."""
+    path = folder / "journal.sqlite"
+    if path.is_file():
+        return path
+    try:
+        job = yaml.safe_load((folder / "job.yaml").read_text())["ajet"]
+        path = Path(job["journal"]["dir"]) / job["experiment_name"] / "journal.sqlite"
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    return path if path.is_file() else None
 
 
 def running_job(data_dir: Path) -> AjetConfig | None:

@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet.backbone import create_backbone
-from ajet.backbone.protocol import Backbone
+from ajet.backbone.protocol import Backbone, BackboneInfo
 from ajet.checkpoint.store import Checkpoint, CheckpointStore
 from ajet.default_config.schema import AjetConfig
 from ajet.pool import journal_read
 from ajet.pool.journal import hold
+from ajet.pool.journal_sql import SCHEMA_VERSION
 from ajet.pool.records import BatchFormed
-from ajet.schema.errors import ConfigError, EngineFailed
-from ajet.server.experiment import THREADS, backbone_job
+from ajet.schema.errors import ConfigError, EngineFailed, JournalDamaged
+from ajet.server.experiment import DEVICE, THREADS, backbone_job
+from ajet.server.jobs import find_journal
 from ajet.server.training import build_batch
 
 Progress = Callable[[int, int, bool], None]
@@ -37,12 +39,14 @@ class Replayed:
         start: step of the checkpoint it began from; 0: the initial model.
         steps: steps re-applied. digest: of the weights after the last one.
         diverged: steps whose digest is not the journal's.
+        notes: why they may differ.
     """
 
     start: int
     steps: int = 0
     digest: str = ""
     diverged: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def journal_of(folder: Path) -> tuple[Path, Path]:
@@ -51,10 +55,12 @@ def journal_of(folder: Path) -> tuple[Path, Path]:
     Raises:
         ConfigError: there is none.
     """
-    path, folder = (folder, folder.parent) if folder.is_file() else (folder / "journal.sqlite", folder)
-    if not path.is_file():
+    if folder.is_file():
+        return folder, folder.parent
+    path = find_journal(folder)
+    if path is None:
         raise ConfigError(
-            f"There is no journal at {path}. Name the experiment's folder (it holds journal.sqlite), or the file itself "
+            f"There is no journal in {folder}. Name the experiment's folder (it holds journal.sqlite), or the file itself "
             "where journal.dir put it elsewhere."
         )
     return path, folder
@@ -73,28 +79,40 @@ async def replay_journal(
         out: an existing empty directory for the final model and trainer state, or None.
 
     Raises:
-        ConfigError: there is no journal, or a server has it open.
+        ConfigError: there is no journal, a server has it open, or it is of another version.
+        JournalDamaged: it is not what was written.
         EngineFailed: calls that are needed were compacted away, and no whole checkpoint makes up for them.
         BackboneDied: the backbone died.
     """
     path, home = journal_of(folder)
     with hold(path):
+        _check_version(path)
         jobs = await asyncio.to_thread(journal_read.jobs, path)
         if not jobs:
             raise ConfigError(f"The journal {path} holds no job: nothing was trained.")
-        threads = int((await asyncio.to_thread(journal_read.meta, path)).get(THREADS, 0))
+        recorded = await asyncio.to_thread(journal_read.meta, path)
         done = {step.step: step.digest for step in await asyncio.to_thread(journal_read.steps, path)}
         formed = [b for b in await asyncio.to_thread(journal_read.batches_after, path, 0) if b.step in done]
+        if [b.step for b in formed] != list(range(1, len(done) + 1)):
+            raise JournalDamaged(f"The journal {path} does not have a batch for each of its {len(done)} steps.")
         checkpoint = await asyncio.to_thread(_start, path, home, formed)
         start = checkpoint.step if checkpoint is not None else 0
         result = Replayed(start)
         backbone: Backbone | None = None
         config: AjetConfig | None = None
+
+        async def boot(config: AjetConfig) -> Backbone:
+            started, info = await _boot(make_backbone, config, int(recorded.get(THREADS, 0)), backbone, checkpoint)
+            for note in _other_machine(recorded, config, info):
+                if note not in result.notes:
+                    result.notes.append(note)
+            return started
+
         try:
             for batch in formed[start:]:
                 wanted = _in_force(jobs, batch.step)
                 if backbone is None or wanted != config:
-                    backbone = await _boot(make_backbone, wanted, threads, backbone, checkpoint)
+                    backbone = await boot(wanted)
                     config = wanted
                 built = await asyncio.to_thread(build_batch, path, batch, wanted)
                 step = await backbone.train_step(built.batch)
@@ -104,13 +122,38 @@ async def replay_journal(
                     result.diverged.append(batch.step)
                 progress(batch.step, len(formed), step.digest == done[batch.step])
             if backbone is None:
-                backbone = await _boot(make_backbone, jobs[-1][1], threads, None, checkpoint)
+                backbone = await boot(jobs[-1][1])
             if out is not None:
                 await backbone.save(str(out))
         finally:
             if backbone is not None:
                 await backbone.close()
         return result
+
+
+def _check_version(path: Path) -> None:
+    version = journal_read.schema_version(path)
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"The journal {path} was written by a newer AgentJet (schema {version}, this one reads {SCHEMA_VERSION}). "
+            "Upgrade AgentJet."
+        )
+    if 0 < version < SCHEMA_VERSION:
+        raise ConfigError(
+            f"The journal {path} is of schema {version}, this AgentJet reads {SCHEMA_VERSION}. Start its experiment once: "
+            "the server brings the journal up to date."
+        )
+
+
+def _other_machine(recorded: dict[str, str], config: AjetConfig, info: BackboneInfo) -> list[str]:
+    """What computes here and did not there; digests may differ for it."""
+    notes = []
+    device, threads = recorded.get(DEVICE, info.device), int(recorded.get(THREADS, 0))
+    if device != info.device:
+        notes.append(f"The run was trained on {device}; this is {info.device}.")
+    elif threads and not config.trainer_common.cpu_threads and info.threads != threads:
+        notes.append(f"The run was trained with {threads} CPU threads; here {info.threads} compute.")
+    return notes
 
 
 def _in_force(jobs: list[tuple[int, AjetConfig]], step: int) -> AjetConfig:
@@ -136,7 +179,7 @@ def _start(path: Path, home: Path, formed: list[BatchFormed]) -> Checkpoint | No
 async def _boot(
     make: Callable[[AjetConfig], Backbone], config: AjetConfig, threads: int, before: Backbone | None,
     checkpoint: Checkpoint | None,
-) -> Backbone:  # fmt: skip
+) -> tuple[Backbone, BackboneInfo]:  # fmt: skip
     """A backbone under ``config`` that goes on from ``before``, from ``checkpoint``, or from the initial model."""
     with contextlib.ExitStack() as stack:
         source = str(checkpoint.path) if checkpoint is not None else None
@@ -146,10 +189,10 @@ async def _boot(
             await before.close()
         backbone = make(config)
         try:
-            await backbone.start(backbone_job(config, threads))
+            info = await backbone.start(backbone_job(config, threads))
             if source is not None:
                 await backbone.load(source)
         except BaseException:
             await backbone.close()
             raise
-        return backbone
+        return backbone, info

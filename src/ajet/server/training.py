@@ -171,7 +171,12 @@ async def replay(experiment: Experiment, backbone: Backbone) -> list[str]:
         start = checkpoint.step
         experiment.checkpoint_step, experiment.checkpoint_path = start, str(checkpoint.path)
         known = await asyncio.to_thread(journal_read.step_digest, path, start)
-        if known is not None and known != info.digest:
+        if known is None:
+            warnings.append(
+                f"The checkpoint is of step {start}, and the journal does not have that step: it was lost, or comes from "
+                "elsewhere. The run goes on from the checkpoint; episodes that only the lost journal knew are gone."
+            )
+        elif known != info.digest:
             warnings.append(
                 f"DIVERGENCE: the checkpoint of step {start} has weights {info.digest[:16]}, the journal has {known[:16]}."
             )

@@ -238,3 +238,40 @@ def test_the_next_size_is_estimated_from_the_newest_or_the_parameters(tmp_path):
     saved = save(store, 1)
     assert saved.bytes <= store.estimate() <= saved.bytes * 1.1
     assert store.shortage() is None
+
+
+@pytest.mark.parametrize("files", [1, [], {"a": 1}, {"a": {"bytes": "1", "sha256": 2}}, None])
+def test_a_manifest_of_any_shape_is_at_worst_a_damaged_checkpoint(tmp_path, files):
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    path = save(store, 2).path / "manifest.json"
+    path.write_text(json.dumps({"step": 2, "digest": "d", "metric": None, "created": 0, "files": files}))
+    assert store.latest_valid().step == 1
+
+
+def test_a_file_that_the_disk_cannot_read_any_more_is_damage(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    newest = save(store, 2)
+    read = store_module._sha256
+
+    def failing(path: Path) -> str:
+        if newest.path in path.parents:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(store_module, "_sha256", failing)
+    assert store.latest_valid().step == 1
+
+
+def test_a_process_short_of_files_takes_no_checkpoint_for_damaged(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+
+    def failing(path: Path) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Too many"):
+        patched.setattr(store_module, "_sha256", failing)
+        store.latest_valid()
+    assert store.latest_valid().step == 1

@@ -12,7 +12,8 @@ from contextlib import closing
 import pytest
 
 from ajet.pool import journal_read, journal_sql
-from ajet.pool.journal import Journal, _refuse_network_filesystem
+from ajet.pool.filesystem import refuse_network_filesystem
+from ajet.pool.journal import Journal
 from ajet.pool.records import (
     BatchFormed,
     CallRecorded,
@@ -232,7 +233,7 @@ def test_a_network_file_system_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", lambda self: f"server:/x {tmp_path} nfs4 rw 0 0\n/dev/sda / ext4 rw 0 0\n")
     with pytest.raises(ConfigError, match="nfs4"):
-        _refuse_network_filesystem(tmp_path)
+        refuse_network_filesystem(tmp_path)
 
 
 WRITER = """
