@@ -127,8 +127,9 @@ class Weather:
                 self.seen.setdefault(name, "filled")
                 self._free_when(name, lambda now: now["checkpoint"]["error"] or now["disk"]["error"], 3.0)
 
-        self.threads.append(threading.Thread(target=wait, daemon=True))
-        self.threads[-1].start()
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        self.threads.append(thread)
 
     def _free_when(self, name: str, said: Callable[[dict], str | None], at_most_s: float = 30.0) -> None:
         def wait() -> None:
@@ -141,8 +142,9 @@ class Weather:
                 time.sleep(0.05)
             small_disk.free(self.disk)
 
-        self.threads.append(threading.Thread(target=wait, daemon=True))
-        self.threads[-1].start()
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        self.threads.append(thread)
 
 
 @pytest.mark.slow
