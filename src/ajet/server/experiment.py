@@ -216,7 +216,9 @@ class Experiment:
             await self.durable(MetaSet(THREADS, str(info.threads)))
         if info.device != self.device:
             if self.device:
-                warnings.append(f"The run was trained on {self.device}, and {info.device} goes on with it: {_LAST_BITS}.")
+                warnings.append(
+                    f"The run was trained on {self.device}, and {info.device} goes on with it: {_LAST_BITS}."
+                )
             self.device = info.device
             await self.durable(MetaSet(DEVICE, info.device))
         return warnings

@@ -271,7 +271,8 @@ def test_a_process_short_of_files_takes_no_checkpoint_for_damaged(tmp_path, monk
     def failing(path: Path) -> str:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="Too many"):
+    with monkeypatch.context() as patched:
         patched.setattr(store_module, "_sha256", failing)
-        store.latest_valid()
+        with pytest.raises(OSError, match="Too many"):
+            store.latest_valid()
     assert store.latest_valid().step == 1
