@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ajet.backbone.models import model_dir
-from ajet.backbone.protocol import Backbone
+from ajet.backbone.protocol import Backbone, Patience
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import ConfigError
 
 __all__ = ["create_backbone", "model_dir"]
 
 
-def create_backbone(config: AjetConfig) -> Backbone:
-    """The backbone that ``config.backbone`` names, not started yet."""
+def create_backbone(config: AjetConfig, patience: Patience | None = None) -> Backbone:
+    """The backbone that ``config.backbone`` names, not started yet; ``patience``: before it counts as hung."""
     if config.backbone == "verl":
         raise ConfigError(
             "backbone: verl comes with agentjet[verl], which is not in this version. Set backbone: embedded.",
@@ -19,4 +19,4 @@ def create_backbone(config: AjetConfig) -> Backbone:
         )
     from ajet.backbone.embedded.process import EmbeddedBackbone
 
-    return EmbeddedBackbone()
+    return EmbeddedBackbone(patience or Patience())

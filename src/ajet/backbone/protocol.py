@@ -19,6 +19,7 @@ __all__ = [
     "Chunk",
     "FinishReason",
     "ModelName",
+    "Patience",
     "Row",
     "Sample",
     "Sampler",
@@ -76,6 +77,22 @@ class StepResult:
     metrics: dict[str, float]
     advantages: dict[str, float]
     digest: str
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a backbone is waited for before it counts as hung.
+
+    Attributes:
+        frozen_s: without any sign of life: it is stopped or dead-locked.
+        boot_s: the same until its model is loaded; libraries that come from a slow disk hold up all signs of life.
+        stuck_s: alive and at work, without having come any further. Loading a large model from a slow disk is the longest
+            piece of work without a sign of progress.
+    """
+
+    frozen_s: float = 60.0
+    boot_s: float = 600.0
+    stuck_s: float = 1800.0
 
 
 @dataclass(frozen=True)

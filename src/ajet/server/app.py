@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
-from ajet.backbone.protocol import Backbone
+from ajet.backbone.protocol import Backbone, Patience
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import AjetError, DiskRefused, InvalidKey, InvalidRequest, NotFound
 from ajet.schema.wire import EngineState
@@ -41,7 +41,7 @@ from ajet.server.openapi import document
 from ajet.server.routes import chat, episodes, health, models, pool, status
 from ajet.server.routes import engine as engine_routes
 from ajet.server.routes.route import Route
-from ajet.server.settings import ServerSettings
+from ajet.server.settings import Limits, ServerSettings
 from ajet.server.status import server_version
 from ajet.server.telemetry import Telemetry
 from ajet.trajectory import ChatRenderer
@@ -61,11 +61,16 @@ SHUTDOWN_S = 120.0
 RESUME_FIRST_S, RESUME_RETRY_S = 10.0, 2.0
 
 
-def embedded_backbone(config: AjetConfig) -> Backbone:
-    """The backbone that the job names."""
-    from ajet.backbone import create_backbone
+def named_backbone(limits: Limits) -> Callable[[AjetConfig], Backbone]:
+    """Makes the backbone that a job names."""
+    patience = Patience(limits.backbone_frozen_s, limits.backbone_boot_s, limits.backbone_stuck_s)
 
-    return create_backbone(config)
+    def make(config: AjetConfig) -> Backbone:
+        from ajet.backbone import create_backbone
+
+        return create_backbone(config, patience)
+
+    return make
 
 
 def model_renderer(config: AjetConfig) -> ChatRenderer:
@@ -114,7 +119,7 @@ class SwarmApp:
 
 def create_app(
     settings: ServerSettings,
-    backbone_factory: Callable[[AjetConfig], Backbone] = embedded_backbone,
+    backbone_factory: Callable[[AjetConfig], Backbone] | None = None,
     *,
     renderer_factory: Callable[[AjetConfig], ChatRenderer] = model_renderer,
     make_store: Callable[..., Any] = checkpoint_store,
@@ -123,7 +128,7 @@ def create_app(
     finishes the current update, saves, and leaves the experiment to be resumed.
 
     Args:
-        backbone_factory, renderer_factory, make_store: see :class:`Engine`.
+        backbone_factory, renderer_factory, make_store: see :class:`Engine`; None: the backbone that the job names.
     """
     keys = Keys(settings)
     events = Events()
@@ -132,7 +137,7 @@ def create_app(
         settings,
         events=events,
         telemetry=telemetry,
-        backbone_factory=backbone_factory,
+        backbone_factory=backbone_factory or named_backbone(settings.limits),
         renderer_factory=renderer_factory,
         make_store=make_store,
     )

@@ -20,7 +20,7 @@ from ajet.backbone.protocol import Backbone
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import AjetError, ConfigError
 from ajet.server import logs
-from ajet.server.app import SwarmApp, create_app, embedded_backbone
+from ajet.server.app import SwarmApp, create_app
 from ajet.server.auth import KEY_VARIABLE, Keys
 from ajet.server.connection import bounded
 from ajet.server.settings import Limits, ServerSettings
@@ -37,7 +37,8 @@ def serve(
     exp_dir: Path | str = "saved_experiments",
     config: Path | str | None = None,
     *,
-    backbone_factory: Callable[[AjetConfig], Backbone] = embedded_backbone,
+    limits: Limits | None = None,
+    backbone_factory: Callable[[AjetConfig], Backbone] | None = None,
     on_listening: Callable[[str], None] | None = None,
     **app_options: Any,
 ) -> None:
@@ -46,6 +47,7 @@ def serve(
     Args:
         port: 0 chooses a free one; ``on_listening`` is told the URL.
         config: a job to start at once, unless one is resumed.
+        backbone_factory, app_options: see :func:`create_app`.
 
     Raises:
         ConfigError: the address is taken, or the job is not valid.
@@ -55,7 +57,7 @@ def serve(
     logs.set_up(settings.exp_dir / "server.log")
     listener = _listen(host, port)
     bound = listener.getsockname()[1]
-    settings = ServerSettings(host=host, port=bound, exp_dir=Path(exp_dir), limits=_with_open_files(Limits()))
+    settings = ServerSettings(host=host, port=bound, exp_dir=Path(exp_dir), limits=_with_open_files(limits or Limits()))
     app = create_app(settings, backbone_factory, **app_options)
     app.engine.on_open = lambda folder: logs.set_up(folder / "server.log")
     if config is not None and not app.engine.resume():

@@ -23,6 +23,9 @@ class Limits:
         long_polls, event_streams: of ``GET /status`` and ``GET /events`` at once.
         chat_wait_s: how long a chat call may wait for an update, a boot or a restart before it gets a 503.
         backbone_deaths: deaths without a finished step in between after which the engine is FAILED.
+        backbone_frozen_s: a backbone process that gives no sign of life for so long is killed and started anew.
+        backbone_boot_s: the same until its model is loaded: importing large libraries from a slow disk stops all signs.
+        backbone_stuck_s: one that lives and works, and has not come any further for so long, is killed, too.
         backoff_s: pause before the first restart of a dead backbone; doubles up to ``backoff_max_s``.
     """
 
@@ -48,6 +51,9 @@ class Limits:
     event_streams: int = 256
     chat_wait_s: float = 900.0
     backbone_deaths: int = 5
+    backbone_frozen_s: float = 60.0
+    backbone_boot_s: float = 600.0
+    backbone_stuck_s: float = 1800.0
     backoff_s: float = 0.5
     backoff_max_s: float = 30.0
 

@@ -9,7 +9,7 @@ import pytest
 
 from ajet.backbone import create_backbone, model_dir
 from ajet.backbone.embedded.process import EmbeddedBackbone
-from ajet.backbone.protocol import BackboneDied, Sampling
+from ajet.backbone.protocol import BackboneDied, Patience, Sampling
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import ConfigError, ContextLengthExceeded, DiskRefused, EngineStateConflict
 from ajet.trajectory.batch import TrainBatch
@@ -102,7 +102,7 @@ async def test_a_killed_worker_fails_every_call_with_the_cause(backbone):
 
 
 async def test_a_worker_that_is_stopped_is_killed_with_the_cause(qwen2_dir):
-    backbone = EmbeddedBackbone(frozen_s=3.0)
+    backbone = EmbeddedBackbone(Patience(frozen_s=3.0))
     await backbone.start(config_for(qwen2_dir).model_dump())
     try:
         assert backbone.pid is not None
@@ -117,16 +117,32 @@ async def test_a_worker_that_is_stopped_is_killed_with_the_cause(qwen2_dir):
         await backbone.close()
 
 
+async def test_a_worker_that_is_silent_while_it_boots_is_given_more_time(qwen2_dir):
+    """As one whose libraries come from a slow disk: here it stands still for twice the limit of later silence."""
+    backbone = EmbeddedBackbone(Patience(frozen_s=1.0, boot_s=60.0))
+    starting = asyncio.create_task(backbone.start(config_for(qwen2_dir).model_dump()))
+    try:
+        while backbone.pid is None:  # noqa: ASYNC110  (being spawned: there is no event)
+            await asyncio.sleep(0)
+        os.kill(backbone.pid, signal.SIGSTOP)
+        done, _ = await asyncio.wait([starting], timeout=4.0)
+        assert not done
+        os.kill(backbone.pid, signal.SIGCONT)
+        assert (await asyncio.wait_for(starting, 60)).policy_version == 0
+    finally:
+        await backbone.close()
+
+
 async def test_work_that_comes_no_further_is_ended(qwen2_dir):
-    backbone = EmbeddedBackbone(stuck_s=0.5)  # no model is loaded so fast
+    backbone = EmbeddedBackbone(Patience(stuck_s=0.5))  # no model is loaded so fast
     with pytest.raises(BackboneDied, match="without coming any further"):
         await backbone.start(config_for(qwen2_dir).model_dump())
 
 
 async def test_long_work_with_progress_is_no_hang(qwen2_dir):
-    backbone = EmbeddedBackbone(frozen_s=30.0, stuck_s=12.0)
+    backbone = EmbeddedBackbone(Patience(frozen_s=30.0, stuck_s=12.0))
     await backbone.start(config_for(qwen2_dir).model_dump())
-    backbone._stuck_s = 2.5
+    backbone._patience = Patience(frozen_s=30.0, stuck_s=2.5)
     try:
         for step in range(1, 40):
             await backbone.train_step(tiny.make_batch(step, games=40))

@@ -22,7 +22,7 @@ from typing import Any
 from ajet.algorithm.support import check_algorithm
 from ajet.backbone.embedded import wire
 from ajet.backbone.models import model_dir
-from ajet.backbone.protocol import BackboneDied, BackboneInfo, Chunk, ModelName, Sampling, StepResult
+from ajet.backbone.protocol import BackboneDied, BackboneInfo, Chunk, ModelName, Patience, Sampling, StepResult
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import ConfigError, error_from_body
 from ajet.trajectory.batch import TrainBatch
@@ -30,7 +30,8 @@ from ajet.trajectory.batch import TrainBatch
 log = logging.getLogger("ajet.backbone")
 _TAIL = 40
 """Lines of the worker's log kept for the cause of its death."""
-WATCH_S, FROZEN_S, STUCK_S = 1.0, 60.0, 1800.0
+WATCH_S = 1.0
+"""Between two looks at whether the worker hangs."""
 _FAULT_HINTS = {-signal.SIGKILL: " (killed: perhaps the machine is out of memory)"}
 _ENVIRONMENT = {
     # Freed tensors stay with the process: returning them to the system costs page faults in every pass.
@@ -46,13 +47,12 @@ class EmbeddedBackbone:
     """Implements :class:`ajet.backbone.protocol.Backbone` with one worker process on one device.
 
     Args:
-        frozen_s: a worker that gives no sign of life for so long is stopped or dead-locked, and is killed.
-        stuck_s: a worker that lives and works, and has not come any further for so long, is killed. Loading a large
-            model from a slow disk is the longest piece of work without a sign of progress.
+        patience: after which a worker that hangs is killed.
     """
 
-    def __init__(self, frozen_s: float = FROZEN_S, stuck_s: float = STUCK_S) -> None:
-        self._frozen_s, self._stuck_s = frozen_s, stuck_s
+    def __init__(self, patience: Patience = Patience()) -> None:  # noqa: B008  (frozen)
+        self._patience = patience
+        self._booted = False
         self._silent = self._standing = 0.0
         self._seen_progress = -1
         self._hung = ""
@@ -108,10 +108,12 @@ class EmbeddedBackbone:
         logs = asyncio.create_task(self._keep_log(self._process.stdout))
         self._tasks = [logs, asyncio.create_task(self._read_events(reader, logs)), asyncio.create_task(self._watch())]
         try:
-            return BackboneInfo(**await self._ask("start", job=job))
+            info = BackboneInfo(**await self._ask("start", job=job))
         except BaseException:
             await self.close()
             raise
+        self._booted = True
+        return info
 
     async def generate(
         self, ids: list[int], sampling: Sampling, *, session: str, model: ModelName = "policy", stream: bool = False
@@ -239,9 +241,9 @@ class EmbeddedBackbone:
             passed, before = min(now - before, 2 * WATCH_S), now
             self._silent += passed
             self._standing += passed
-            if self._silent > self._frozen_s:
+            if self._silent > (self._patience.frozen_s if self._booted else self._patience.boot_s):
                 self._hung = f"It gave no sign of life for {self._silent:.0f} s and was killed. "
-            elif self._standing > self._stuck_s:
+            elif self._standing > self._patience.stuck_s:
                 self._hung = f"It worked for {self._standing:.0f} s without coming any further and was killed. "
             if self._hung and self._process is not None:
                 log.error("the backbone process hangs: %s", self._hung)
