@@ -221,7 +221,8 @@ def inspect(
 
     console = Console(highlight=False, soft_wrap=True)
     if exp_dir is not None:
-        from ajet.server.inspecting import LAST, branched_calls, detail_of_folder, journal_of
+        from ajet.server.inspecting import LAST, branched_calls, detail_of_folder
+        from ajet.server.jobs import journal_of
 
         if detect and episodes:
             if episode != LAST:

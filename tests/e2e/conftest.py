@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,58 +13,23 @@ import httpx
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
-AGENT_ROLL = ROOT / "tutorial" / "example_werewolves_swarm" / "agent_roll.py"
+from tests.faults import processes
+
+AGENT_ROLL = processes.ROOT / "tutorial" / "example_werewolves_swarm" / "agent_roll.py"
 
 
-class Server:
-    """`ajet-swarm start` as a child process that can be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
+class Server(processes.Server):
+    """With the questions that these tests ask."""
 
     def start(self) -> None:
-        log = (self.folder / "server.out").open("ab")
-        command = [sys.executable, "-m", "ajet.cli", "start", "--swarm-port", str(self.port)]
-        self.process = subprocess.Popen([*command, "--exp-dir", str(self.folder / "exp")], stdout=log, stderr=log)
-        log.close()
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                httpx.get(f"{self.url}/healthz", timeout=2)
-                return
-            except httpx.HTTPError:
-                assert self.process.poll() is None, (self.folder / "server.out").read_text()[-3000:]
-                assert time.monotonic() < deadline, "the server did not come up"
-
-    def kill(self) -> None:
-        """SIGKILL; its backbone goes with it by itself."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.kill()
-
-    def status(self, **wait: Any) -> dict[str, Any]:
-        return httpx.get(f"{self.url}/swarm/v1/status", params=wait, timeout=120).json()
+        super().start()
+        processes.until(self.status, what="the server's start")
 
     def wait_step(self, step: int, timeout_s: float = 120) -> None:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if self.status(wait_step=step, wait_s=20)["step"] >= step:
-                return
-        raise AssertionError(f"step {step} was not reached: {self.status()}")
+        def reached() -> bool:
+            return ((self.status(wait_step=step, wait_s=20) or {}).get("step") or 0) >= step
+
+        processes.until(reached, timeout_s, f"step {step}")
 
     def steps(self) -> list[dict[str, Any]]:
         return httpx.get(f"{self.url}/swarm/v1/metrics/history", timeout=30).json()["steps"]
@@ -80,7 +42,7 @@ def make_server(tmp_path: Path) -> Iterator[Any]:
     def make(name: str = "server") -> Server:
         folder = tmp_path / name
         folder.mkdir()
-        server = Server(folder)
+        server = Server(folder / "exp", folder / "server.out")
         servers.append(server)
         server.start()
         return server

@@ -47,6 +47,8 @@ class FakeBackbone:
     cancelled: int = 0
     active: int = 0
     started_with: dict[str, Any] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Further metrics of each step."""
     keep: bool = True
     """Remember prompts (off in benchmarks)."""
 
@@ -145,7 +147,7 @@ class FakeBackbone:
         self.digest = hashlib.sha256(self.digest.encode() + packed).hexdigest()
         self.version = batch.step
         advantages = {f"{row.episode}/{row.agent}": 0.5 for row in batch.rows}
-        return StepResult(self.version, {"actor/loss": 0.0}, advantages, self.digest)
+        return StepResult(self.version, {"actor/loss": 0.0, **self.metrics}, advantages, self.digest)
 
     async def save(self, directory: str) -> None:
         self._check()

@@ -20,13 +20,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ajet import AgentJetJob, SwarmClient
+from tests.faults import small_disk
 from tests.faults.audit import audit, read_records
-from tests.faults.processes import Server, kill, python, until
+from tests.faults.processes import Server, kill, python, small_job, until
 from tests.faults.proxy import FaultProxy
 
 NAME = "chaos"
@@ -40,35 +40,15 @@ NO_ROWS = {"nothing_to_train", "late_end"}
 """Counted beside what an episode has for its fate."""
 
 
-def job(keep: str, lag: int) -> AgentJetJob:
+def job(keep: Literal["needed", "all"], lag: int) -> AgentJetJob:
     """Small steps, often: an episode is a few calls of eight tokens."""
-    made = AgentJetJob(
-        experiment_name=NAME, model="ajet-tiny-werewolves", batch_size=GROUPS, num_repeat=REPEAT, max_env_worker=64,
-        n_gpu=0, total_training_steps=100_000,
-    )  # fmt: skip
+    made = small_job(NAME, groups=GROUPS, repeat=REPEAT, steps=100_000, save_freq=3)
     config = made.config
-    config.rollout.max_model_len, config.rollout.max_response_length_in_one_turn = 512, 8
-    config.data.max_prompt_length, config.data.max_response_length = 256, 256
-    config.trainer_common.save_freq = 3
     config.checkpoint.keep_last = 2
     config.swarm.max_episode_age_s = 40.0
     config.swarm.max_policy_lag = lag
-    config.journal.keep = keep  # type: ignore[assignment]
+    config.journal.keep = keep
     return made
-
-
-@contextlib.contextmanager
-def small_disk(at: Path) -> Iterator[bool]:
-    """A tmpfs at ``at``. False where it cannot be mounted: the disk is then left alone, and the report says so."""
-    at.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "ajet-chaos", str(at)], capture_output=True, check=False
-    )
-    try:
-        yield mounted.returncode == 0
-    finally:
-        if mounted.returncode == 0:
-            subprocess.run(["umount", "-l", str(at)], check=False)
 
 
 class Chaos:
@@ -97,7 +77,7 @@ class Chaos:
         process = python(["-m", "tests.faults.chaos_client", *arguments], self.folder / "clients.log")
         self.processes.append((process, log))
 
-    def start(self, keep: str, lag: int) -> None:
+    def start(self, keep: Literal["needed", "all"], lag: int) -> None:
         self.server.start()
         until(self.server.status, what="the server's start")
         with SwarmClient(self.server.url, verbose=False) as client:
@@ -204,11 +184,11 @@ class Chaos:
 def run(seed: int, kills: int, clients: int) -> dict[str, Any]:
     """One trial, audited."""
     began = time.monotonic()
-    keep = "all" if seed % 2 == 0 else "needed"
+    keep: Literal["needed", "all"] = "all" if seed % 2 == 0 else "needed"
     lag = 1 if seed % 3 == 0 else 8
     with tempfile.TemporaryDirectory(prefix="ajet-chaos-") as name:
         folder = Path(name)
-        with small_disk(folder / "disk") as disk:
+        with small_disk.mounted(folder / "disk", DISK_MIB) as disk:
             chaos = Chaos(folder, disk, seed, clients)
             try:
                 chaos.start(keep, lag)

@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from ajet import AgentJetJob
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
@@ -27,17 +29,18 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Ours, with the package and the tests importable."""
     path = os.pathsep.join(p for p in [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")] if p)
-    return {**os.environ, "PYTHONPATH": path, **more}
+    return {**os.environ, "PYTHONPATH": path}
 
 
-def python(arguments: list[str], log: Path, **options: Any) -> subprocess.Popen[bytes]:
+def python(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
     """A Python process in a group of its own, its output appended to ``log``."""
     with log.open("ab") as out:
         return subprocess.Popen(
             [sys.executable, *arguments], stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True,
-            env=environment(), **options,
+            env=environment(),
         )  # fmt: skip
 
 
@@ -78,21 +81,13 @@ class Server:
     Args:
         exp_dir: its ``--exp-dir``.
         log: its output.
-        command: arguments of the Python process, for another server than the real one.
+        command: arguments of the Python process, for another server than the real one; ``{port}`` is filled in.
     """
 
     def __init__(self, exp_dir: Path, log: Path, command: list[str] | None = None) -> None:
         self.exp_dir, self.log, self.port = exp_dir, log, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = command or [
-            "-m",
-            "ajet.cli",
-            "start",
-            "--swarm-port",
-            str(self.port),
-            "--exp-dir",
-            str(exp_dir),
-        ]
+        self._command = command or ["-m", "ajet.cli", "start", "--swarm-port", "{port}", "--exp-dir", str(exp_dir)]
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
 
@@ -124,12 +119,38 @@ class Server:
         except subprocess.TimeoutExpired:
             kill(self.process)
 
-    def status(self) -> dict[str, Any] | None:
+    def status(self, **query: Any) -> dict[str, Any] | None:
         """``GET /status``; None while it does not answer."""
         try:
-            return httpx.get(f"{self.url}/swarm/v1/status", timeout=5).json()
+            wait_s = query.get("wait_s", 0.0)
+            return httpx.get(f"{self.url}/swarm/v1/status", params=query, timeout=5 + wait_s).json()
         except (httpx.HTTPError, ValueError):
             return None
 
     def state(self) -> str | None:
         return (self.status() or {}).get("state")
+
+
+@contextlib.contextmanager
+def serving(exp_dir: Path, log: Path) -> Iterator[Server]:
+    """A server that answers; stopped at the end."""
+    server = Server(exp_dir, log)
+    server.start()
+    try:
+        until(server.status, what="the server's start")
+        yield server
+    finally:
+        server.stop()
+
+
+def small_job(name: str, *, groups: int, repeat: int, steps: int, save_freq: int) -> AgentJetJob:
+    """The built-in model, replies of at most eight tokens: a step takes a moment."""
+    made = AgentJetJob(
+        experiment_name=name, model="ajet-tiny-werewolves", batch_size=groups, num_repeat=repeat, max_env_worker=64,
+        n_gpu=0, total_training_steps=steps,
+    )  # fmt: skip
+    config = made.config
+    config.rollout.max_model_len, config.rollout.max_response_length_in_one_turn = 512, 8
+    config.data.max_prompt_length, config.data.max_response_length = 256, 256
+    config.trainer_common.save_freq = save_freq
+    return made

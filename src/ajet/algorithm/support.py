@@ -106,10 +106,9 @@ def _check_loss(algorithm: AlgorithmConfig) -> None:
 
 
 def _check_correction(algorithm: AlgorithmConfig) -> None:
-    """By verl's own reading of its names and thresholds."""
+    """What verl would refuse only in the first update (``rollout_corr_helper``'s ``_parse_…`` functions)."""
     config, key = algorithm.rollout_correction, "trainer_common.algorithm.rollout_correction"
-    bounds = str(config.rollout_is_threshold).split("_")
-    if config.rollout_is is not None and not (_numbers(bounds) and len(bounds) <= 2):
+    if config.rollout_is is not None and not _is_bound(str(config.rollout_is_threshold), both=True):
         _refuse(f"{key}.rollout_is_threshold", config.rollout_is_threshold, "is no bound", ["2.0", "0.5_5.0"])
     if config.rollout_rs is None:
         return
@@ -117,20 +116,32 @@ def _check_correction(algorithm: AlgorithmConfig) -> None:
     unknown = sorted(set(names) - set(REJECTIONS))
     if unknown:
         _refuse(f"{key}.rollout_rs", ", ".join(unknown), "is not one of verl's", REJECTIONS)
-    thresholds = [part.strip() for part in str(config.rollout_rs_threshold or "").split(",")]
-    if len(thresholds) not in (1, len(names)) or not all(_numbers(part.split("_")) for part in thresholds):
+    bounds = [part.strip() for part in str(config.rollout_rs_threshold or "").split(",")]
+    if len(bounds) == 1:
+        bounds *= len(names)
+    if len(bounds) != len(names) or not all(map(_is_rejection_bound, names, bounds)):
         raise ConfigError(
             f"{key}.rollout_rs_threshold: {config.rollout_rs_threshold!r} does not fit rollout_rs {config.rollout_rs!r}. "
-            "Give one bound, or one for each name: 'lower_upper' for k1 kinds ('0.5_2.0'), a positive number else.",
+            "Give one bound, or one for each name: 'lower_upper' for k1 kinds ('0.5_2.0'; a single number of at least 1 stands "
+            "for itself and its reciprocal), a positive number else.",
             param=f"{key}.rollout_rs_threshold",
         )
 
 
-def _numbers(parts: list[str]) -> bool:
+def _is_rejection_bound(name: str, text: str) -> bool:
+    """A single bound of a k1 kind stands for itself and its reciprocal, the lower one."""
+    both = name.endswith("k1")
+    return _is_bound(text, both=both) and not (both and "_" not in text and float(text) < 1)
+
+
+def _is_bound(text: str, *, both: bool) -> bool:
+    """Whether ``text`` is an upper bound, or with ``both`` perhaps ``lower_upper``."""
+    parts = text.split("_", 1) if both else [text]
     try:
-        return bool(parts) and all(float(part) > 0 for part in parts)
+        values = [float(part) for part in parts]
     except ValueError:
         return False
+    return "_" not in parts[-1] and values[0] > 0 and values == sorted(values)
 
 
 def needs_group(name: str) -> bool:

@@ -285,6 +285,8 @@ class Journal:
         error: BaseException | None = None
         more = False
         try:
+            if self._stale:
+                self._reopen()
             more = control.run(self._db)
         except Exception as err:
             error = err

@@ -18,8 +18,9 @@ import orjson
 from pydantic import ValidationError
 
 from ajet.default_config.schema import AjetConfig
+from ajet.pool.journal_sql import SCHEMA_VERSION
 from ajet.pool.records import BatchFormed, Done, LeaseOpened, StepDone, unpack_body, unpack_call, unseal
-from ajet.schema.errors import DiskRefused, JournalDamaged
+from ajet.schema.errors import ConfigError, DiskRefused, JournalDamaged
 from ajet.trajectory.calls import Call
 
 _LEASE = "l.n, l.episode, l.client, l.request, l.kind, l.task, l.timeout_s, l.created, l.version"
@@ -76,18 +77,15 @@ class EpisodeRecord:
     advantages: dict[str, float]
 
 
-def check_bodies(db: sqlite3.Connection) -> int:
-    """Verify the checksum of every body, and that the rest can be read; how many there are."""
-    count = 0
+def check_bodies(db: sqlite3.Connection) -> None:
+    """Verify the checksum of every body, and that the rest can be read. Raises as :func:`reading` does."""
     for query in ("SELECT body FROM call", "SELECT body FROM done", "SELECT advantages FROM step"):
         for (blob,) in db.execute(query):
             unseal(blob)
-            count += 1
     for (tree,) in db.execute("SELECT tree FROM job"):
         AjetConfig.model_validate(orjson.loads(tree))
     for (metrics,) in db.execute("SELECT metrics FROM step"):
         orjson.loads(metrics)
-    return count
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -218,17 +216,26 @@ def steps(path: Path, since: int = 0) -> list[StepDone]:
 def jobs(path: Path) -> list[tuple[int, AjetConfig]]:
     """Every job, oldest first, with the step after which it was in force."""
     with reading(path) as db:
-        step = "step" if db.execute("PRAGMA user_version").fetchone()[0] > 1 else "0"
         return [
             (after, AjetConfig.model_validate(orjson.loads(tree)))
-            for after, tree in db.execute(f"SELECT {step}, tree FROM job ORDER BY id")
+            for after, tree in db.execute("SELECT step, tree FROM job ORDER BY id")
         ]
 
 
-def schema_version(path: Path) -> int:
-    """Of the tables; 0 where there are none yet."""
+def check_version(path: Path) -> None:
+    """Raises :class:`ConfigError` for a journal whose tables this AgentJet does not read, with what to do."""
     with reading(path) as db:
-        return db.execute("PRAGMA user_version").fetchone()[0]
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"The journal {path} was written by a newer AgentJet (schema {version}, this one reads {SCHEMA_VERSION}). "
+            "Upgrade AgentJet."
+        )
+    if 0 < version < SCHEMA_VERSION:
+        raise ConfigError(
+            f"The journal {path} is of schema {version}, this AgentJet reads {SCHEMA_VERSION}. Start its experiment once: "
+            "the server brings the journal up to date."
+        )
 
 
 def meta(path: Path) -> dict[str, str]:
@@ -276,14 +283,3 @@ def episode(path: Path, episode_id: str) -> EpisodeRecord | None:
             dropped[0] if dropped else None,
             advantages,
         )
-
-
-def summary(path: Path) -> dict[str, Any]:
-    """Counts of everything, and whether SQLite finds the file whole."""
-    with reading(path) as db:
-        counts = {
-            table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-            for table in ("job", "lease", "call", "done", "batch", "member", "dropped", "step")
-        }
-        check = db.execute("PRAGMA quick_check").fetchone()[0]
-        return {**counts, "check": check, "tally": dict(db.execute("SELECT name, n FROM tally"))}

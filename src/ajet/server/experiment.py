@@ -92,7 +92,6 @@ class Experiment:
     device: str = ""
     """What this run has been trained on so far."""
     zero_watch: ZeroAdvantageWatch = field(default_factory=ZeroAdvantageWatch)
-    collecting_since: float = 0.0
     clock: asyncio.Task[None] | None = None
 
     @classmethod

@@ -18,6 +18,7 @@ from ajet.pool import journal_read
 from ajet.pool.records import unpack_call
 from ajet.schema.errors import ConfigError, NotFound
 from ajet.schema.wire import EpisodeDetail
+from ajet.server.jobs import journal_of
 from ajet.trajectory import ChatRenderer, build_rows
 from ajet.trajectory.calls import Call
 from ajet.trajectory.view import view_samples
@@ -104,28 +105,17 @@ def _newest(path: Path) -> str | None:
         return row[0] if row else None
 
 
-def journal_of(folder: Path) -> tuple[Path, AjetConfig]:
-    """The journal of an experiment's folder (or its file), and the job in force.
-
-    Raises:
-        NotFound: there is no journal. ConfigError: it holds no job.
-    """
-    path = folder if folder.is_file() else folder / "journal.sqlite"
-    if not path.exists():
-        raise NotFound(f"{folder} holds no journal.sqlite. Name the experiment's own folder.")
-    jobs = journal_read.jobs(path)
-    if not jobs:
-        raise ConfigError(f"The journal {path} holds no job yet.")
-    return path, jobs[-1][1]
-
-
 def detail_of_folder(folder: Path, episode_id: str, *, tokens: bool = True) -> dict[str, Any]:
     """The episode from an experiment's folder, as the server would answer it. Texts where the model's tokenizer is here.
 
     Raises:
-        NotFound, ConfigError: see :func:`journal_of` and :func:`detail`.
+        ConfigError: there is no journal, or it holds no job. NotFound: there is no such episode.
     """
-    path, config = journal_of(folder)
+    path, _ = journal_of(folder)
+    jobs = journal_read.jobs(path)
+    if not jobs:
+        raise ConfigError(f"The journal {path} holds no job yet.")
+    config = jobs[-1][1]
     renderer = None
     if tokens:
         try:

@@ -12,6 +12,7 @@ import yaml
 
 from ajet.default_config.load import config_from_dict, machine_problems
 from ajet.default_config.schema import AjetConfig
+from ajet.pool import journal_read
 from ajet.schema.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -62,6 +63,26 @@ def find_journal(folder: Path) -> Path | None:
     except (OSError, yaml.YAMLError, KeyError, TypeError):
         return None
     return path if path.is_file() else None
+
+
+def journal_of(folder: Path) -> tuple[Path, Path]:
+    """The journal of an experiment's folder (or the file itself), and the folder.
+
+    Raises:
+        ConfigError: there is none, or it is of another version.
+    """
+    if folder.is_file():
+        path, folder = folder, folder.parent
+    else:
+        found = find_journal(folder)
+        if found is None:
+            raise ConfigError(
+                f"There is no journal in {folder}. Name the experiment's folder (it holds journal.sqlite), or the file "
+                "itself where journal.dir put it elsewhere."
+            )
+        path = found
+    journal_read.check_version(path)
+    return path, folder
 
 
 def running_job(data_dir: Path) -> AjetConfig | None:

@@ -20,11 +20,10 @@ from ajet.checkpoint.store import Checkpoint, CheckpointStore
 from ajet.default_config.schema import AjetConfig
 from ajet.pool import journal_read
 from ajet.pool.journal import hold
-from ajet.pool.journal_sql import SCHEMA_VERSION
 from ajet.pool.records import BatchFormed
 from ajet.schema.errors import ConfigError, EngineFailed, JournalDamaged
 from ajet.server.experiment import DEVICE, THREADS, backbone_job
-from ajet.server.jobs import find_journal
+from ajet.server.jobs import journal_of
 from ajet.server.training import build_batch
 
 Progress = Callable[[int, int, bool], None]
@@ -49,23 +48,6 @@ class Replayed:
     notes: list[str] = field(default_factory=list)
 
 
-def journal_of(folder: Path) -> tuple[Path, Path]:
-    """The journal of an experiment's folder (or the file itself), and the folder.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if folder.is_file():
-        return folder, folder.parent
-    path = find_journal(folder)
-    if path is None:
-        raise ConfigError(
-            f"There is no journal in {folder}. Name the experiment's folder (it holds journal.sqlite), or the file itself "
-            "where journal.dir put it elsewhere."
-        )
-    return path, folder
-
-
 async def replay_journal(
     folder: Path,
     *,
@@ -86,7 +68,6 @@ async def replay_journal(
     """
     path, home = journal_of(folder)
     with hold(path):
-        _check_version(path)
         jobs = await asyncio.to_thread(journal_read.jobs, path)
         if not jobs:
             raise ConfigError(f"The journal {path} holds no job: nothing was trained.")
@@ -129,20 +110,6 @@ async def replay_journal(
             if backbone is not None:
                 await backbone.close()
         return result
-
-
-def _check_version(path: Path) -> None:
-    version = journal_read.schema_version(path)
-    if version > SCHEMA_VERSION:
-        raise ConfigError(
-            f"The journal {path} was written by a newer AgentJet (schema {version}, this one reads {SCHEMA_VERSION}). "
-            "Upgrade AgentJet."
-        )
-    if 0 < version < SCHEMA_VERSION:
-        raise ConfigError(
-            f"The journal {path} is of schema {version}, this AgentJet reads {SCHEMA_VERSION}. Start its experiment once: "
-            "the server brings the journal up to date."
-        )
 
 
 def _other_machine(recorded: dict[str, str], config: AjetConfig, info: BackboneInfo) -> list[str]:

@@ -28,6 +28,8 @@ from ajet.server.metrics import batch_metrics, lag_histogram
 from ajet.trajectory import TrainBatch, build_rows
 
 log = logging.getLogger("ajet.training")
+REJECTED = "rejected_off_policy"
+"""Tokens that ``rollout_correction`` rejected."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ async def train(
         "pool/open_episodes": len(registry.open),
     }
     done = StepDone(formed.step, digest, metrics, result.advantages, time.time())
-    tokens = registry.count_tokens(built.dropped_tokens)
+    rejected = int(result.metrics.get("tokens/rejected", 0))
+    tokens = registry.count_tokens({**built.dropped_tokens, REJECTED: rejected})
     lost = (
         [Counted(f"drop/{DropReason.NOTHING_TO_TRAIN}", len(built.nothing_to_train))] if built.nothing_to_train else []
     )

@@ -2,6 +2,8 @@
 
 import json
 
+from tests.fakes.backbone import FakeBackbone
+
 
 def test_three_steps_are_trained_and_then_training_is_finished(swarm, tmp_path):
     swarm.start()
@@ -18,3 +20,14 @@ def test_three_steps_are_trained_and_then_training_is_finished(swarm, tmp_path):
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert lines[0]["reward/mean"] == 0.5
     assert swarm.status()["checkpoint"]["step"] == 3
+
+
+def test_tokens_that_the_backbone_rejects_are_counted_for_good(serve):
+    with serve(make=lambda: FakeBackbone(metrics={"tokens/rejected": 7.0})) as swarm:
+        swarm.start()
+        swarm.play_batch()
+        swarm.wait_step(1)
+        assert swarm.status()["dropped_tokens"] == {"rejected_off_policy": 7}
+    with serve() as swarm:
+        swarm.wait("ROLLING")
+        assert swarm.status()["dropped_tokens"] == {"rejected_off_policy": 7}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from verl.trainer.ppo.rollout_corr_helper import _parse_rollout_is_threshold, _parse_rollout_rs_thresholds
 
 from ajet.algorithm.advantages import compute_advantages
 from ajet.algorithm.support import check_algorithm
@@ -124,9 +125,38 @@ def test_without_drift_the_correction_changes_nothing(qwen2_dir, weighting):
         ({"rollout_rs": "token_k9", "rollout_rs_threshold": 1.0}, "token_k9"),
         ({"rollout_rs": "token_k1"}, "rollout_rs_threshold"),
         ({"rollout_rs": "token_k1,token_k2,token_k3", "rollout_rs_threshold": "1,2"}, "rollout_rs_threshold"),
+        ({"rollout_rs": "token_k2", "rollout_rs_threshold": "0.5_2.0"}, "rollout_rs_threshold"),
+        ({"rollout_rs": "token_k1", "rollout_rs_threshold": "2.0_0.5"}, "rollout_rs_threshold"),
         ({"rollout_is": "token", "rollout_is_threshold": "high"}, "rollout_is_threshold"),
+        ({"rollout_is": "token", "rollout_is_threshold": "5.0_0.5"}, "rollout_is_threshold"),
     ],
 )
 def test_a_correction_that_verl_would_not_take_is_refused_by_its_key(correction, words):
     with pytest.raises(ConfigError, match=words):
         check_algorithm(TrainerConfig(algorithm=AlgorithmConfig(rollout_correction=correction)))
+
+
+BOUNDS = ["2.0", "0.5_2.0", "2.0_0.5", "0", "-1", "0_2", "nan", "high", "0.5_high", "", "1_2_3", "0.01"]
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("names", ["token_k1", "token_k3", "token_k1,seq_mean_k2"])
+def test_what_is_let_through_verl_takes(names, bound):
+    """Never less strict than verl, which would end the run in its first update."""
+    parsed = AlgorithmConfig(rollout_correction={"rollout_rs": names, "rollout_rs_threshold": bound})
+    try:
+        check_algorithm(TrainerConfig(algorithm=parsed))
+    except ConfigError:
+        return
+    found = _parse_rollout_rs_thresholds(names.split(","), bound)
+    assert all(entry["upper"] > 0 for entry in found.values())
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_weights_bounds_that_are_let_through_verl_takes(bound):
+    parsed = AlgorithmConfig(rollout_correction={"rollout_is": "token", "rollout_is_threshold": bound})
+    try:
+        check_algorithm(TrainerConfig(algorithm=parsed))
+    except ConfigError:
+        return
+    assert _parse_rollout_is_threshold(bound)[0] > 0

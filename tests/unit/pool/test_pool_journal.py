@@ -59,6 +59,13 @@ def end(n, task="t", fate="pooled"):
     return Done(n, f"ep-{n}", f"end{n}", "end", fate, "ended", 3.0, body)
 
 
+def whole(path):
+    """Whether SQLite finds the file sound, and every record is what was written."""
+    with journal_read.reading(path) as db:
+        journal_read.check_bodies(db)
+        return db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+
+
 @pytest.fixture
 async def journal(tmp_path):
     opened = Journal(tmp_path / "journal.sqlite")
@@ -212,7 +219,7 @@ async def test_compaction_gives_space_back(journal):
     before = journal.size_bytes()
     await journal.compact(1)
     assert journal.size_bytes() < before / 4
-    assert journal_read.summary(journal.path)["check"] == "ok"
+    assert whole(journal.path)
 
 
 async def test_a_second_server_is_refused(journal):
@@ -272,7 +279,7 @@ def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path):
     kept = {c.call_id for c in journal_read.restore(path).open[0].calls}
     assert len(acknowledged) >= 400
     assert set(acknowledged) <= kept
-    assert journal_read.summary(path)["check"] == "ok"
+    assert whole(path)
 
 
 async def test_a_journal_of_the_first_schema_is_brought_up_to_date(tmp_path):
