@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -15,6 +16,8 @@ from ajet.schema.errors import ConfigError, ContextLengthExceeded, DiskRefused, 
 from ajet.trajectory.batch import TrainBatch
 from tests.unit.backbone import tiny
 from tests.unit.backbone.tiny import prompt
+
+STUCK_S = 2.5
 
 
 def config_for(directory, **overrides) -> AjetConfig:
@@ -139,17 +142,20 @@ async def test_work_that_comes_no_further_is_ended(qwen2_dir):
         await backbone.start(config_for(qwen2_dir).model_dump())
 
 
-async def test_long_work_with_progress_is_no_hang(qwen2_dir):
-    backbone = EmbeddedBackbone(Patience(frozen_s=30.0, stuck_s=12.0))
+async def test_long_work_with_progress_is_no_hang_and_neither_is_idling(qwen2_dir):
+    backbone = EmbeddedBackbone()
     await backbone.start(config_for(qwen2_dir).model_dump())
-    backbone._patience = Patience(frozen_s=30.0, stuck_s=2.5)
     try:
-        for step in range(1, 40):
-            await backbone.train_step(tiny.make_batch(step, games=40))
-            if step > 3 and backbone._seen_progress > 20:
-                break
+        await backbone.train_step(tiny.make_batch(1, games=30))  # takes in the libraries
+        began = time.monotonic()
+        await backbone.train_step(tiny.make_batch(2, games=30))
+        games = int(30 * 3 * STUCK_S / (time.monotonic() - began))
+        backbone._patience = Patience(frozen_s=30.0, stuck_s=STUCK_S)
+        began = time.monotonic()
+        await backbone.train_step(tiny.make_batch(3, games=games))
+        assert time.monotonic() - began > 1.5 * STUCK_S, "one piece of work, longer than what counts as stuck"
         idle = asyncio.create_task(backbone.wait_died())
-        done, _ = await asyncio.wait([idle], timeout=4.0)  # nothing to do is no hang either
+        done, _ = await asyncio.wait([idle], timeout=1.5 * STUCK_S)
         assert not done
         idle.cancel()
     finally:
