@@ -275,9 +275,56 @@ class Speeds(Wire):
     in_flight: int = 0
 
 
+class ClientActivity(Wire):
+    """One client's open episodes, in sum. Times in seconds.
+
+    Attributes:
+        calls: recorded in them so far. in_flight: chat requests being answered now.
+        idle_s, patience_s: silence, and the ``discard_episode_timeout``, of the episode that is nearest to its end by
+            silence.
+        oldest_s: age of the oldest.
+    """
+
+    client_id: str
+    episodes: int = 0
+    calls: int = 0
+    in_flight: int = 0
+    idle_s: float = 0.0
+    patience_s: float
+    oldest_s: float = 0.0
+
+
+class TaskActivity(Wire):
+    """One task's episodes.
+
+    Attributes:
+        task_id: None gathers running episodes that have not told their task yet.
+        ready: complete groups that wait for their batch.
+        finished, needed: episodes of the group that is filling, and of a whole one.
+        running: open train episodes.
+    """
+
+    task_id: str | None
+    ready: int = 0
+    finished: int = 0
+    needed: int
+    running: int = 0
+
+
+class Activity(Wire):
+    """Who plays what now: the clients that are quiet for half their patience or longer, then those with most episodes;
+    the tasks whose groups are fullest, then those that only run or only wait."""
+
+    clients: list[ClientActivity] = Field(default_factory=list)
+    clients_total: int = 0
+    tasks: list[TaskActivity] = Field(default_factory=list)
+    tasks_total: int = 0
+
+
 class Status(Wire):
     """``GET /status``. With ``wait_state=ROLLING,FINISHED`` (and/or ``wait_step=7``) and ``wait_s=30`` it answers as
-    soon as the state is one of those (the step is reached), else after ``wait_s`` with whatever is true then."""
+    soon as the state is one of those (the step is reached), else after ``wait_s`` with whatever is true then. With
+    ``top=20`` it holds ``activity``, of at most so many clients and tasks."""
 
     state: EngineState
     since: float
@@ -304,6 +351,9 @@ class Status(Wire):
     """The last step's."""
     server_version: str = ""
     started: float = 0.0
+    now: float = 0.0
+    """The server's clock when it answered: what ``since`` and ``started`` are to be compared with."""
+    activity: Activity | None = None
 
 
 class GroupView(Wire):

@@ -319,6 +319,10 @@ class Registry:
             self._disk_down_since = None
             self.admission.pump()
 
+    def lease_time(self) -> float:
+        """Now, as the leases count it: the time since when the disk refuses while it does."""
+        return self.now() if self._disk_down_since is None else self._disk_down_since
+
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def heartbeat(self, client: str, episodes: list[str] | None) -> tuple[int, list[str]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ajet.pool.groups import GroupPool
 from ajet.schema.wire import CheckpointStatus, DiskStatus, LeaseStatus, PoolFill, Status
+from ajet.server.activity import activity
 from ajet.server.engine import Engine
 
 
@@ -38,8 +40,12 @@ def pool_fill(pool: GroupPool) -> PoolFill:
     )
 
 
-def status(engine: Engine) -> Status:
-    """A snapshot. Cheap: no file is read but the file system's free space."""
+def status(engine: Engine, top: int = 0) -> Status:
+    """A snapshot. Cheap: no file is read but the file system's free space.
+
+    Args:
+        top: so many clients and tasks at most in ``activity``; with 0 there is none, and no open episode is looked at.
+    """
     experiment = engine.experiment
     found = Status(
         state=engine.state,
@@ -51,6 +57,7 @@ def status(engine: Engine) -> Status:
         speeds=engine.telemetry.speeds(),
         server_version=server_version(),
         started=engine.telemetry.started,
+        now=time.time(),
         disk=DiskStatus(free_bytes=engine.data_free_bytes()),
     )
     if engine.job is not None:
@@ -87,4 +94,6 @@ def status(engine: Engine) -> Status:
         )
         found.drops = registry.tally("drop")
         found.dropped_tokens = registry.tally("tokens")
+        if top:
+            found.activity = activity(registry.open.values(), registry.pool, top, registry.lease_time())
     return found

@@ -19,6 +19,7 @@ from ajet.server.routes.route import SWARM, Route
 from ajet.server.status import status as snapshot
 
 KEEPALIVE_S = 15.0
+TOP_LIMIT = 100
 _STATES = "^({0})(,({0}))*$".format("|".join(state.value for state in EngineState))
 
 
@@ -40,6 +41,9 @@ async def status(request: Request) -> Response:
     wait_s = _wait_s(query.get("wait_s"), 30.0)
     states = _states(query.get("wait_state"))
     step = whole_number(query["wait_step"], 9, "wait_step") if "wait_step" in query else None
+    top = whole_number(query.get("top", "0"), 3, "top")
+    if top > TOP_LIMIT:
+        raise InvalidRequest(f"top must be a whole number from 0 to {TOP_LIMIT}.", param="top")
     if states or step is not None:
 
         def holds() -> bool:
@@ -48,7 +52,7 @@ async def status(request: Request) -> Response:
         if not holds():
             with request.app.state.polls.enter():
                 await until_disconnect(request.receive, engine.changed.wait_until(holds, wait_s))
-    return json_response(snapshot(engine))
+    return json_response(snapshot(engine, top))
 
 
 def _states(text: str | None) -> frozenset[EngineState]:
@@ -109,6 +113,13 @@ ROUTES = [
             },
             "wait_step": {"type": "integer", "minimum": 0, "maximum": 999_999_999},
             "wait_s": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S, "default": 30},
+            "top": {
+                "type": "integer",
+                "minimum": 0,
+                "maximum": TOP_LIMIT,
+                "default": 0,
+                "description": "Show the activity of at most so many clients and tasks.",
+            },
         },
     ),
     Route(
