@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ajet.backbone.embedded.native import kernel
 from ajet.backbone.embedded.net import load_net
 from ajet.backbone.embedded.paged import BLOCK, PagedKV
 from ajet.backbone.embedded.sampler import Sampler
@@ -19,9 +20,21 @@ from tests.unit.backbone.tiny import prompt
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True, params=["native", "torch"])
+def _both_ways(request, monkeypatch):
+    """Every claim holds with the compiled loops and without."""
+    monkeypatch.setenv("AJET_NATIVE", "1" if request.param == "native" else "0")
+    kernel.cache_clear()
+    if request.param == "native" and kernel() is None:
+        pytest.skip("no C compiler")
+    yield
+    kernel.cache_clear()
+
+
 def make_sampler(directory, blocks=400, max_seqs=16, max_len=300, seed=0):
     net = load_net(directory, CPU, torch.float32)
-    kv = PagedKV(net.kv_layers, blocks, CPU, torch.float32)
+    native = net.native()
+    kv = PagedKV(net.kv_layers, blocks, CPU, torch.float32, tiled=native is not None)
     sampler = Sampler(
         net.extend,
         kv,
@@ -31,6 +44,7 @@ def make_sampler(directory, blocks=400, max_seqs=16, max_len=300, seed=0):
         eos=frozenset({tiny.EOS}),
         seed=seed,
         version=0,
+        native=native,
     )
     return sampler, net, kv
 
@@ -165,6 +179,30 @@ def test_prompts_that_share_a_long_beginning_compute_it_once(qwen2_dir):
     for key, chunks in drain(sampler).items():
         assert_faithful(qwen2_dir, prompts[key], chunks[0])
     assert sampler.counters["prefill_tokens"] == 128 + 8 * 10
+
+
+def test_prompts_of_one_pass_share_the_blocks_it_is_going_to_fill(qwen2_dir):
+    sampler, net, _ = make_sampler(qwen2_dir)
+    if net.native() is None:
+        pytest.skip("torch computes a short common beginning more than once")
+    common = prompt(1, 2 * BLOCK)
+    prompts = {key: common + prompt(key + 2, 5 + key) for key in range(6)}
+    for key, ids in prompts.items():
+        sampler.submit(key, ids, Sampling(max_tokens=4, ignore_eos=True, top_logprobs=2))
+    chunks = drain(sampler)
+    assert sampler.counters["reused_tokens"] == 5 * len(common)
+    for key, ids in prompts.items():
+        assert_faithful(qwen2_dir, ids, chunks[key][0])
+
+
+def test_without_a_compiler_torch_samples(qwen2_dir, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    kernel.cache_clear()
+    sampler, net, _ = make_sampler(qwen2_dir)
+    assert net.native() is None
+    ids = prompt(4, 30)
+    assert_faithful(qwen2_dir, ids, one(sampler, ids, max_tokens=8))
 
 
 @pytest.mark.parametrize(

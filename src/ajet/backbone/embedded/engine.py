@@ -30,7 +30,7 @@ from ajet.trajectory.batch import TrainBatch
 
 SMALL_MODEL = 500_000
 """Below this many parameters one torch thread is faster than several."""
-_DISK_ERRORS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG)
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
 STATE_JSON, STATE_TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
 
@@ -141,7 +141,7 @@ class Engine:
             if refused is None:
                 raise
             raise DiskRefused(
-                f"The disk under {directory} refuses a checkpoint ({refused}). Free some space, and the next save succeeds."
+                f"The disk under {directory} refuses a checkpoint ({refused}). Free some space, or make it writable"
             ) from error
 
     def _write(self, directory: Path) -> None:
@@ -210,16 +210,18 @@ class Engine:
 
     def _new_sampler(self, net: Net, version: int, share: float) -> Sampler:
         rollout = self.config.rollout
-        itemsize = torch.empty(0, dtype=self.dtype).element_size()
+        native = net.native()
+        one = PagedKV(net.kv_layers, 1, self.device, self.dtype, native is not None)
+        token_bytes = sum(pool.numel() * pool.element_size() for pool in [*one.k, *one.v]) // BLOCK
         blocks = kv_blocks(
-            rollout, self.max_len, sum(2 * h * d * itemsize for h, d in net.kv_layers), self.device, share,
+            rollout, self.max_len, token_bytes, self.device, share,
             sum(p.numel() for p in self.net.parameters().values()),
         )  # fmt: skip
-        kv = PagedKV(net.kv_layers, blocks, self.device, self.dtype)
+        kv = PagedKV(net.kv_layers, blocks, self.device, self.dtype, native is not None)
         max_len = min(self.max_len, (blocks - 1) * BLOCK - 1)
         return Sampler(
             net.extend, kv, vocab=net.vocab, max_seqs=rollout.max_num_seqs, max_len=max_len, eos=self.eos,
-            seed=self.config.trainer_common.seed, version=version,
+            seed=self.config.trainer_common.seed, version=version, native=native,
         )  # fmt: skip
 
     def _set_threads(self, parameters: int | None = None) -> None:

@@ -56,6 +56,9 @@ class GenericNet:
             )  # fmt: skip
         return out.logits[ext.row_B, ext.last_B].float()
 
+    def native(self) -> None:
+        """transformers' models are run by torch alone."""
+
     def logits_at(self, part: Pass) -> torch.Tensor:
         return torch.cat([self._logits_of(group) for group in part.groups])
 

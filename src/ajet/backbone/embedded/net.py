@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ajet.backbone.embedded import qwen2
+from ajet.backbone.embedded.native import NativeForward, kernel
 from ajet.backbone.embedded.packing import Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
 from ajet.schema.errors import ConfigError
@@ -40,6 +41,10 @@ class Net(Protocol):
 
     def extend(self, kv: PagedKV, ext: Extension) -> torch.Tensor:
         """See :class:`ajet.backbone.embedded.sampler.Forward`."""
+        ...
+
+    def native(self) -> NativeForward | None:
+        """A faster way to sample over a tiled cache, where there is one."""
         ...
 
     def logits_at(self, part: Pass) -> torch.Tensor:
@@ -89,6 +94,11 @@ class Qwen2Net:
 
     def extend(self, kv: PagedKV, ext: Extension) -> torch.Tensor:
         return qwen2.extend(self._served, self.shape, self._rope, kv, ext)
+
+    def native(self) -> NativeForward | None:
+        embed = self._served["embed"]
+        library = kernel() if embed.device.type == "cpu" and embed.dtype == torch.float32 else None
+        return NativeForward(library, lambda: self._served, self.shape, self._rope) if library else None
 
     def logits_at(self, part: Pass) -> torch.Tensor:
         w = self._weights if torch.is_grad_enabled() else self._served

@@ -62,15 +62,23 @@ class PagedKV:
     Args:
         layers: ``(kv heads, head dim)`` of each layer.
         blocks: pool size; block 0 is scratch.
+        tiled: laid out for :mod:`ajet.backbone.embedded.native`, and for nothing else.
     """
 
     def __init__(
-        self, layers: Sequence[tuple[int, int]], blocks: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+        self, layers: Sequence[tuple[int, int]], blocks: int, device: torch.device, dtype: torch.dtype,
+        tiled: bool = False,
+    ) -> None:  # fmt: skip
         self.blocks = blocks
         self.device = device
-        self.k = [torch.zeros(blocks * BLOCK, h, d, device=device, dtype=dtype) for h, d in layers]
-        self.v = [torch.zeros(blocks * BLOCK, h, d, device=device, dtype=dtype) for h, d in layers]
+        if tiled:
+            self.k = [torch.zeros(blocks, h, d, BLOCK, device=device, dtype=dtype) for h, d in layers]
+            self.v = [
+                torch.zeros(blocks, h, BLOCK, -(-d // BLOCK) * BLOCK, device=device, dtype=dtype) for h, d in layers
+            ]
+        else:
+            self.k = [torch.zeros(blocks * BLOCK, h, d, device=device, dtype=dtype) for h, d in layers]
+            self.v = [torch.zeros(blocks * BLOCK, h, d, device=device, dtype=dtype) for h, d in layers]
         self._free = list(range(blocks - 1, 0, -1))
         self._users = [0] * blocks
         self._by_content: dict[tuple[int, tuple[int, ...]], int] = {}

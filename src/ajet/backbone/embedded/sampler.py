@@ -1,7 +1,8 @@
 """Continuous batching: requests come and go between ticks, all active ones decode together.
 
-A tick runs the new parts of waiting prompts (similar lengths together) and then one decoding pass. Each token carries
-the policy version that sampled it. After a weight update the cache is forgotten and sequences under way compute their
+A tick runs the new parts of waiting prompts (similar lengths together) and then one decoding pass; with a native forward
+both are one pass, and prompts that share a beginning share it within that pass, too. Each token carries the policy
+version that sampled it. After a weight update the cache is forgotten and sequences under way compute their
 context again and go on under the new version. One thread calls everything here.
 """
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from ajet.backbone.embedded.draw import draw
+from ajet.backbone.embedded.native import NativeForward, Ragged
 from ajet.backbone.embedded.paged import BLOCK, Extension, Held, PagedKV
 from ajet.backbone.protocol import Chunk, FinishReason, Sampling
 from ajet.schema.errors import ContextLengthExceeded, InvalidRequest
@@ -69,6 +71,7 @@ class Sampler:
         max_len: tokens of prompt and reply together.
         eos: ids that end a reply beside those the request names (unless it ignores them).
         seed: of requests that bring none.
+        native: used instead of ``forward``; ``kv`` is tiled then.
     """
 
     def __init__(
@@ -82,9 +85,10 @@ class Sampler:
         eos: frozenset[int],
         seed: int,
         version: int,
+        native: NativeForward | None = None,
     ) -> None:
         self.version = version
-        self._forward, self._kv = forward, kv
+        self._forward, self._kv, self._native = forward, kv, native
         self._vocab, self._max_len, self._eos = vocab, max_len, eos
         self._pass_tokens = _PASS_TOKENS.get(kv.device.type, 2048)
         self._random = random.Random(seed)
@@ -165,6 +169,9 @@ class Sampler:
         """Advance everything by one pass; chunks by key."""
         out: list[tuple[int, Chunk]] = []
         self._admit()
+        if self._native is not None:
+            self._one_pass(self._native, out)
+            return out
         if self._prefilling and not self._hold():
             for group in self._prefill_groups():
                 self._prefill(group, out)
@@ -260,12 +267,83 @@ class Sampler:
         if ready:
             self._sample(ready, logits_B_V, out)
 
+    # -- prompts and decoding in one pass -----------------------------------------------------------------------------
+
+    def _one_pass(self, native: NativeForward, out: list[tuple[int, Chunk]]) -> None:
+        self._make_rooms()
+        decoding = list(self._active.values())
+        portions = self._portions()
+        requests = decoding + [request for request, _, _ in portions]
+        if not requests:
+            return
+        slots = [r.slot for r in requests]
+        start_B = np.fromiter((r.held.length for r in decoding), np.int32, len(decoding))
+        count_B = np.ones(len(requests), np.int64)
+        ids = [int(t) for t in self._token_S[slots[: len(decoding)]]]
+        if portions:
+            start_B = np.concatenate([start_B, np.array([start for _, start, _ in portions], np.int32)])
+            for b, (request, start, end) in enumerate(portions, len(decoding)):
+                ids += request.ids[start:end]
+                count_B[b] = end - start
+                self._write_table(request)
+        blocks = -(-int((start_B + count_B).max()) // BLOCK)
+        offset_B = np.zeros(len(requests) + 1, np.int32)
+        np.cumsum(count_B, out=offset_B[1:])
+        tables_B_K = np.ascontiguousarray(self._table_S_K[slots, :blocks], np.int32)
+        logits_B_V = native(self._kv, Ragged(torch.tensor(ids), tables_B_K, start_B, offset_B))
+        self._decoded(decoding)
+        ready = decoding
+        if portions:
+            keep = list(range(len(decoding)))
+            for b, (request, start, end) in enumerate(portions, len(decoding)):
+                self.counters["prefill_tokens"] += end - start
+                if end == len(request.ids):
+                    keep.append(b)
+                    self._prefilling.remove(request)
+                    self._active[request.slot] = request
+            ready = [requests[b] for b in keep]
+            if len(keep) < len(requests):
+                logits_B_V = logits_B_V[torch.tensor(keep, dtype=torch.long)]
+        if ready:
+            self._sample(ready, logits_B_V, out)
+
+    def _portions(self) -> list[tuple[_Request, int, int]]:
+        """What of the prompts to compute in this pass: (request, from, to).
+
+        Blocks that the pass is going to fill are findable at once: it writes all keys and values of a layer before any are
+        read. So who shares a beginning with an earlier one of the same pass begins behind it.
+        """
+        budget, out = self._pass_tokens, []
+        for request in self._prefilling:
+            if budget <= 0:
+                break
+            self._rematch(request)
+            start = request.held.length
+            end = min(len(request.ids), start + budget)
+            budget -= end - start
+            request.held.length = end
+            self._kv.name(request.held, request.ids)
+            out.append((request, start, end))
+        return out
+
     # -- decoding ---------------------------------------------------------------------------------------------------
 
-    def _decode(self, out: list[tuple[int, Chunk]]) -> None:
+    def _make_rooms(self) -> None:
+        """A block for the next token of each active sequence, oldest first."""
         for request in sorted(self._active.values(), key=lambda r: r.order):
             if len(request.held.blocks) * BLOCK <= request.held.length and request.slot in self._active:
                 self._make_room(request)
+
+    def _decoded(self, requests: list[_Request]) -> None:
+        for request in requests:
+            held = request.held
+            held.length += 1
+            if held.length % BLOCK == 0:
+                self._kv.name(held, request.ids)
+                self._write_table(request)
+
+    def _decode(self, out: list[tuple[int, Chunk]]) -> None:
+        self._make_rooms()
         requests = list(self._active.values())
         if not requests:
             return
@@ -278,12 +356,7 @@ class Sampler:
             torch.ones(len(slots), dtype=torch.long), longest, False,
         )  # fmt: skip
         logits_B_V = self._forward(self._kv, ext)
-        for request in requests:
-            held = request.held
-            held.length += 1
-            if held.length % BLOCK == 0:
-                self._kv.name(held, request.ids)
-                self._write_table(request)
+        self._decoded(requests)
         self._sample(requests, logits_B_V, out)
 
     def _make_room(self, request: _Request) -> None:
