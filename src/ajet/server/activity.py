@@ -28,7 +28,9 @@ def activity(episodes: Iterable[OpenEpisode], pool: GroupPool, top: int, now: fl
         idle, age = (0.0 if lease.busy else now - lease.seen), now - lease.granted
         one = clients.get(lease.client)
         if one is None:
-            one = clients[lease.client] = ClientActivity(client_id=lease.client, idle_s=idle, patience_s=lease.timeout_s)
+            one = clients[lease.client] = ClientActivity(
+                client_id=lease.client, idle_s=idle, patience_s=lease.timeout_s
+            )
         one.episodes += 1
         one.calls += len(episode.trajectory.calls)
         one.in_flight += len(episode.in_flight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -77,7 +78,9 @@ def status(engine: Engine, top: int = 0) -> Status:
     found.disk.error = experiment.journal.disk_error
     found.disk.journal_bytes = experiment.journal.size_bytes()
     found.metrics = {
-        k: float(v) for k, v in experiment.last_metrics.items() if isinstance(v, (int, float)) and k != "time"
+        k: float(v)
+        for k, v in experiment.last_metrics.items()
+        if isinstance(v, (int, float)) and math.isfinite(v) and k != "time"
     }
     if experiment.pool is not None:
         found.pool = pool_fill(experiment.pool)

@@ -1,6 +1,10 @@
 """Claims about ``GET /status?top=…``: who plays what, over HTTP."""
 
+import math
 import time
+
+from ajet.schema.wire import Status
+from tests.fakes.backbone import FakeBackbone
 
 
 def test_activity_names_clients_and_tasks_of_open_and_pooled_episodes(swarm):
@@ -32,3 +36,14 @@ def test_activity_is_given_to_those_who_ask_and_bounded(swarm):
     for wrong in ("101", "-1", "many", "1e1"):
         answer = swarm.get("/status", params={"top": wrong})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top")
+
+
+def test_a_metric_that_is_no_number_leaves_the_status_readable(serve):
+    with serve(make=lambda: FakeBackbone(metrics={"actor/loss": math.nan, "actor/norm": math.inf})) as swarm:
+        swarm.start()
+        swarm.play_batch()
+        swarm.wait_step(1)
+        found = Status.model_validate(swarm.status())
+        assert found.metrics["reward/mean"] == 0.5
+        assert "actor/loss" not in found.metrics
+        assert swarm.get("/metrics/history").json()["steps"][0]["step"] == 1
