@@ -5,7 +5,12 @@ One pass over what is open; what is returned is bounded, however many episodes, 
 
 from __future__ import annotations
 
+import heapq
+import math
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 
 from ajet.pool.groups import GroupPool
 from ajet.schema.wire import Activity, ClientActivity, TaskActivity
@@ -15,61 +20,80 @@ QUIET = 0.5
 """A client whose quietest episode has used so much of its patience is listed before busier ones."""
 
 
+@dataclass(slots=True)
+class _Client:
+    """As :class:`ClientActivity`; plain, because ten thousand episodes are added up between two requests."""
+
+    client_id: str
+    patience_s: float
+    episodes: int = 0
+    calls: int = 0
+    in_flight: int = 0
+    idle_s: float = 0.0
+    granted: float = math.inf
+
+    def order(self) -> tuple[float, int, str]:
+        share = self.idle_s / self.patience_s
+        return -share if share >= QUIET else 0.0, -self.episodes, self.client_id
+
+
 def activity(episodes: Iterable[OpenEpisode], pool: GroupPool, top: int, now: float) -> Activity:
     """The ``top`` clients and tasks that matter most.
 
     Args:
-        episodes: the open ones. now: on the clock of their leases and of the pool, in seconds.
+        episodes: the open ones. now: on the clock of their leases, in seconds.
     """
-    clients: dict[str, ClientActivity] = {}
-    running: dict[str | None, int] = {}
+    clients: dict[str, _Client] = {}
+    running: Counter[str | None] = Counter()
     for episode in episodes:
         lease = episode.lease
-        idle, age = (0.0 if lease.busy else now - lease.seen), now - lease.granted
         one = clients.get(lease.client)
         if one is None:
-            one = clients[lease.client] = ClientActivity(
-                client_id=lease.client, idle_s=idle, patience_s=lease.timeout_s
-            )
+            one = clients[lease.client] = _Client(lease.client, lease.timeout_s)
         one.episodes += 1
         one.calls += len(episode.trajectory.calls)
         one.in_flight += len(episode.in_flight)
-        one.oldest_s = max(one.oldest_s, age)
-        if idle * one.patience_s > one.idle_s * lease.timeout_s:
-            one.idle_s, one.patience_s = idle, lease.timeout_s
+        if lease.granted < one.granted:
+            one.granted = lease.granted
+        if not lease.busy:
+            idle = now - lease.seen
+            if idle * one.patience_s > one.idle_s * lease.timeout_s:
+                one.idle_s, one.patience_s = idle, lease.timeout_s
         if lease.kind == "train":
-            running[episode.opened.task] = running.get(episode.opened.task, 0) + 1
+            running[episode.opened.task] += 1
     tasks = _tasks(pool, running)
     return Activity(
-        clients=[_rounded(one) for one in sorted(clients.values(), key=_client_order)[:top]],
+        clients=[
+            ClientActivity(
+                client_id=one.client_id,
+                episodes=one.episodes,
+                calls=one.calls,
+                in_flight=one.in_flight,
+                idle_s=round(one.idle_s, 3),
+                patience_s=one.patience_s,
+                oldest_s=round(max(0.0, now - one.granted), 3),
+            )
+            for one in heapq.nsmallest(top, clients.values(), key=_Client.order)
+        ],
         clients_total=len(clients),
-        tasks=sorted(tasks, key=_task_order)[:top],
+        tasks=[
+            TaskActivity(task_id=task, ready=ready, finished=finished, needed=pool.num_repeat, running=running[task])
+            for task, (finished, ready) in heapq.nsmallest(top, tasks.items(), key=partial(_task_order, running))
+        ],
         tasks_total=len(tasks),
     )
 
 
-def _tasks(pool: GroupPool, running: dict[str | None, int]) -> list[TaskActivity]:
-    found = {task: TaskActivity(task_id=task, running=n, needed=pool.num_repeat) for task, n in running.items()}
+def _tasks(pool: GroupPool, running: Counter[str | None]) -> dict[str | None, tuple[int, int]]:
+    """Task → episodes of its group that is filling, whole groups that wait."""
+    found: dict[str | None, tuple[int, int]] = dict.fromkeys(running, (0, 0))
     for group in pool.groups():
-        one = found.get(group.task)
-        if one is None:
-            one = found[group.task] = TaskActivity(task_id=group.task, needed=pool.num_repeat)
-        if len(group.members) == pool.num_repeat:
-            one.ready += 1
-        else:
-            one.finished = len(group.members)
-    return list(found.values())
+        finished, ready = found.get(group.task, (0, 0))
+        size = len(group.members)
+        found[group.task] = (finished, ready + 1) if size == pool.num_repeat else (size, ready)
+    return found
 
 
-def _task_order(task: TaskActivity) -> tuple[int, int, int, str]:
-    return -task.finished, -task.running, -task.ready, task.task_id or ""
-
-
-def _client_order(client: ClientActivity) -> tuple[float, int, str]:
-    share = client.idle_s / client.patience_s
-    return -share if share >= QUIET else 0.0, -client.episodes, client.client_id
-
-
-def _rounded(client: ClientActivity) -> ClientActivity:
-    client.idle_s, client.oldest_s = round(client.idle_s, 3), round(client.oldest_s, 3)
-    return client
+def _task_order(running: Counter[str | None], item: tuple[str | None, tuple[int, int]]) -> tuple[int, int, int, str]:
+    task, (finished, ready) = item
+    return -finished, -running[task], -ready, task or ""
