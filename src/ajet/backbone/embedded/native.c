@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define LANES 16
-#define ROWS 8
+#define ROWS 12
 
 typedef float vec __attribute__((vector_size(64)));
 typedef float vec_u __attribute__((vector_size(64), aligned(4)));
@@ -80,44 +80,60 @@ void ajet_store(float *qkv, float *pool_k, float *pool_v, const int32_t *tables,
     }
 }
 
-/* R queries of one key head, each over its own number of keys; score has room for R * stride. */
-INLINE void attend_rows(const int R, const float *const *q, float *const *out, const int64_t *keys, const float *pool_k,
+/* R queries of one key head, each over its own number of keys. query is [dim][R], already scaled; score has room for
+ * [blocks][R][16], so that every loop walks one pointer. Few rows take two blocks at once: the adders are never idle. */
+INLINE void attend_rows(const int R, const float *query, float *const *out, const int64_t *keys, const float *pool_k,
                         const float *pool_v, const int32_t *table, int64_t kv, int64_t head, int64_t dim,
-                        int64_t padded, float scale, float *score, int64_t stride) {
+                        int64_t padded, float *score) {
+    const int pair = R <= 6 ? 2 : 1;
     int64_t most = 0;
     for (int r = 0; r < R; r++) most = keys[r] > most ? keys[r] : most;
     const int64_t blocks = (most + LANES - 1) / LANES;
     vec top[R];
     for (int r = 0; r < R; r++) top[r] = splat(-INFINITY);
-    const vec by = splat(scale);
-    for (int64_t k = 0; k < blocks; k++) {
+    for (int64_t k = 0; k < blocks; k += pair) {
         const float *tile = pool_k + (table[k] * kv + head) * dim * LANES;
-        vec acc[R];
-        for (int r = 0; r < R; r++) acc[r] = splat(0);
+        const float *next = pair == 2 && k + 1 < blocks ? pool_k + (table[k + 1] * kv + head) * dim * LANES : tile;
+        vec acc[pair][R];
+        for (int u = 0; u < pair; u++)
+            for (int r = 0; r < R; r++) acc[u][r] = splat(0);
         for (int64_t d = 0; d < dim; d++) {
+            const float *q = query + d * R;
             const vec key = *(const vec_u *)(tile + d * LANES);
-            for (int r = 0; r < R; r++) acc[r] += key * q[r][d];
+            for (int r = 0; r < R; r++) acc[0][r] += key * q[r];
+            if (pair == 2) {
+                const vec other = *(const vec_u *)(next + d * LANES);
+                for (int r = 0; r < R; r++) acc[pair - 1][r] += other * q[r];
+            }
         }
-        for (int r = 0; r < R; r++) {
-            vec s = acc[r] * by;
-            for (int64_t i = keys[r] - k * LANES; i < LANES; i++)
-                if (i >= 0) s[i] = -INFINITY; else { s = splat(-INFINITY); break; }
-            top[r] = (vec)(((ivec)s & (s > top[r])) | ((ivec)top[r] & ~(s > top[r])));
-            *(vec_u *)(score + r * stride + k * LANES) = s;
-        }
+        for (int u = 0; u < pair && k + u < blocks; u++)
+            for (int r = 0; r < R; r++) {
+                vec s = acc[u][r];
+                int64_t seen = keys[r] - (k + u) * LANES;
+                if (seen < LANES) {
+                    const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+                    const ivec in = lane < ((ivec){0} + (int32_t)(seen < 0 ? 0 : seen));
+                    s = (vec)(((ivec)s & in) | ((ivec)splat(-INFINITY) & ~in));
+                }
+                const ivec more = s > top[r];
+                top[r] = (vec)(((ivec)s & more) | ((ivec)top[r] & ~more));
+                *(vec_u *)(score + ((k + u) * R + r) * LANES) = s;
+            }
     }
-    float inverse[R];
+    vec total[R];
     for (int r = 0; r < R; r++) {
-        const vec high = splat(max_lanes(top[r]));
-        vec total = splat(0);
-        float *row = score + r * stride;
-        for (int64_t k = 0; k < blocks; k++) {
-            const vec e = vexp(*(vec_u *)(row + k * LANES) - high);
-            total += e;
-            *(vec_u *)(row + k * LANES) = e;
-        }
-        inverse[r] = 1.0f / sum_lanes(total);
+        top[r] = splat(max_lanes(top[r]));
+        total[r] = splat(0);
     }
+    for (int64_t k = 0; k < blocks; k++)
+        for (int r = 0; r < R; r++) {
+            float *at = score + (k * R + r) * LANES;
+            const vec e = vexp(*(vec_u *)at - top[r]);
+            total[r] += e;
+            *(vec_u *)at = e;
+        }
+    float inverse[R];
+    for (int r = 0; r < R; r++) inverse[r] = 1.0f / sum_lanes(total[r]);
     for (int64_t part = 0; part < padded; part += 2 * LANES) {
         const int two = padded - part > LANES;
         vec low[R], high[R];
@@ -125,19 +141,20 @@ INLINE void attend_rows(const int R, const float *const *q, float *const *out, c
         for (int64_t k = 0; k < blocks; k++) {
             const float *v = pool_v + (table[k] * kv + head) * LANES * padded + part;
             const int64_t count = most - k * LANES < LANES ? most - k * LANES : LANES;
-            const float *p = score + k * LANES;
+            const float *p = score + k * R * LANES;
             if (two)
-                for (int64_t j = 0; j < count; j++) {
-                    const vec a = *(const vec_u *)(v + j * padded), c = *(const vec_u *)(v + j * padded + LANES);
+                for (int64_t j = 0; j < count; j++, v += padded, p++) {
+                    const vec a = *(const vec_u *)v, c = *(const vec_u *)(v + LANES);
                     for (int r = 0; r < R; r++) {
-                        low[r] += a * p[r * stride + j];
-                        high[r] += c * p[r * stride + j];
+                        const vec by = splat(p[r * LANES]);
+                        low[r] += a * by;
+                        high[r] += c * by;
                     }
                 }
             else
-                for (int64_t j = 0; j < count; j++) {
-                    const vec a = *(const vec_u *)(v + j * padded);
-                    for (int r = 0; r < R; r++) low[r] += a * p[r * stride + j];
+                for (int64_t j = 0; j < count; j++, v += padded, p++) {
+                    const vec a = *(const vec_u *)v;
+                    for (int r = 0; r < R; r++) low[r] += a * p[r * LANES];
                 }
         }
         for (int r = 0; r < R; r++) {
@@ -151,10 +168,10 @@ INLINE void attend_rows(const int R, const float *const *q, float *const *out, c
 }
 
 /* Attention of the new tokens (the last of each sequence only, where only_last) over all cached ones.
- * out is [N, heads * dim], or [B, heads * dim] where only_last. score: room for 8 * stride. */
+ * out is [N, heads * dim], or [B, heads * dim] where only_last. score: room for 12 rows of K blocks, and 12 * dim. */
 void ajet_attend(const float *qkv, float *out, const float *pool_k, const float *pool_v, const int32_t *tables, int64_t K,
                  const int32_t *start, const int32_t *offset, int64_t first, int64_t last, int64_t heads, int64_t kv,
-                 int64_t dim, int64_t padded, int64_t only_last, float *score, int64_t stride) {
+                 int64_t dim, int64_t padded, int64_t only_last, float *score) {
     const int64_t W = (heads + 2 * kv) * dim, share = heads / kv;
     const float scale = 1.0f / sqrtf((float)dim);
     for (int64_t b = first; b < last; b++)
@@ -163,20 +180,21 @@ void ajet_attend(const float *qkv, float *out, const float *pool_k, const float 
             const int64_t rows = (offset[b + 1] - from) * share;
             for (int64_t r0 = 0; r0 < rows; r0 += ROWS) {
                 const int R = rows - r0 < ROWS ? (int)(rows - r0) : ROWS;
-                const float *q[ROWS];
+                float *query = score + ROWS * LANES * K;
                 float *o[ROWS];
                 int64_t keys[ROWS];
                 for (int r = 0; r < R; r++) {
                     const int64_t n = from + (r0 + r) / share, h = g * share + (r0 + r) % share;
-                    q[r] = qkv + n * W + h * dim;
+                    const float *q = qkv + n * W + h * dim;
+                    for (int64_t d = 0; d < dim; d++) query[d * R + r] = q[d] * scale;
                     o[r] = out + ((only_last ? b : n) * heads + h) * dim;
                     keys[r] = start[b] + (n - offset[b]) + 1;
                 }
 #define CASE(n)                                                                                                         \
     case n:                                                                                                             \
-        attend_rows(n, q, o, keys, pool_k, pool_v, tables + b * K, kv, g, dim, padded, scale, score, stride);           \
+        attend_rows(n, query, o, keys, pool_k, pool_v, tables + b * K, kv, g, dim, padded, score);                      \
         break;
-                switch (R) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) }
+                switch (R) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) }
             }
         }
 }

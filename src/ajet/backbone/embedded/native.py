@@ -35,6 +35,8 @@ from ajet.backbone.embedded.paged import BLOCK, PagedKV
 log = logging.getLogger(__name__)
 
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
+_ROWS = 12
+"""Queries that ``native.c`` works on at once."""
 _PARALLEL_WORK = 200_000
 """Query-key pairs of one layer from which on a second thread is worth waking."""
 
@@ -69,7 +71,7 @@ def kernel() -> Any | None:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     library.ajet_store.argtypes = [pointer] * 4 + [number] + [pointer] * 4 + [number] * 6
     library.ajet_attend.argtypes = (
-        [pointer] * 5 + [number] + [pointer] * 2 + [number] * 7 + [pointer, number]
+        [pointer] * 5 + [number] + [pointer] * 2 + [number] * 7 + [pointer]
     )  # fmt: skip
     library.ajet_norm.argtypes = [pointer] * 4 + [number] * 2 + [ctypes.c_float]
     library.ajet_gate.argtypes = [pointer] * 2 + [number] * 2
@@ -138,10 +140,10 @@ class NativeForward:
         end_B = batch.start_B + np.diff(batch.offset_B)
         cos, sin = self._rope.tables(int(end_B.max()))
         where = batch.tables_B_K.ctypes.data, K, batch.start_B.ctypes.data, batch.offset_B.ctypes.data
-        stride = K * BLOCK
+        room = _ROWS * (K * BLOCK + dim)
         for i, score in enumerate(self._scores):
-            if len(score) < 8 * stride:
-                self._scores[i] = torch.empty(8 * stride)
+            if len(score) < room:
+                self._scores[i] = torch.empty(room)
         spans = self._spans(batch, end_B)
         last_B = torch.from_numpy(batch.offset_B[1:].astype(np.int64) - 1)
         x = F.embedding(batch.ids_N, w["embed"])
@@ -164,7 +166,7 @@ class NativeForward:
             ) -> None:  # fmt: skip
                 lib.ajet_attend(
                     qkv.data_ptr(), o.data_ptr(), k, v, *where, first, stop, heads, kvh, dim, padded, last,
-                    self._scores[part].data_ptr(), stride,
+                    self._scores[part].data_ptr(),
                 )  # fmt: skip
 
             others = [self._pool.submit(attend, p, *s) for p, s in enumerate(spans[1:], 1)] if self._pool else []
