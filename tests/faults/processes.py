@@ -35,12 +35,12 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
-def python(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """A Python process in a group of its own, its output appended to ``log``."""
+def python(arguments: list[str], log: Path, also: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """A Python process in a group of its own, its output appended to ``log``; ``also``: more of its environment."""
     with log.open("ab") as out:
         return subprocess.Popen(
             [sys.executable, *arguments], stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True,
-            env=environment(),
+            env={**environment(), **(also or {})},
         )  # fmt: skip
 
 
@@ -82,9 +82,13 @@ class Server:
         exp_dir: its ``--exp-dir``.
         log: its output.
         command: arguments of the Python process, for another server than the real one; ``{port}`` is filled in.
+        environment: more of it than ours.
     """
 
-    def __init__(self, exp_dir: Path, log: Path, command: list[str] | None = None) -> None:
+    def __init__(
+        self, exp_dir: Path, log: Path, command: list[str] | None = None, environment: dict[str, str] | None = None
+    ) -> None:
+        self.environment = environment
         self.exp_dir, self.log, self.port = exp_dir, log, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = command or ["-m", "ajet.cli", "start", "--swarm-port", "{port}", "--exp-dir", str(exp_dir)]
@@ -92,7 +96,9 @@ class Server:
         self.starts = 0
 
     def start(self) -> None:
-        self.process = python([part.replace("{port}", str(self.port)) for part in self._command], self.log)
+        self.process = python(
+            [part.replace("{port}", str(self.port)) for part in self._command], self.log, self.environment
+        )
         self.starts += 1
 
     def kill(self) -> None:
@@ -132,9 +138,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(exp_dir: Path, log: Path) -> Iterator[Server]:
+def serving(exp_dir: Path, log: Path, environment: dict[str, str] | None = None) -> Iterator[Server]:
     """A server that answers; stopped at the end."""
-    server = Server(exp_dir, log)
+    server = Server(exp_dir, log, environment=environment)
     server.start()
     try:
         until(server.status, what="the server's start")

@@ -15,12 +15,12 @@ from tests.faults.processes import serving, small_job, until
 NAME, STEPS = "exp", 3
 
 
-def play(client: SwarmClient, step: int) -> None:
+def play(client: SwarmClient, step: int, best: bool = False) -> None:
     for member in range(2):
         episode, api = client.begin_episode()
         with openai.OpenAI(base_url=api.base_url, api_key=api.api_key) as sdk:
             sdk.chat.completions.create(model="policy", messages=[{"role": "user", "content": f"say {step}"}])
-        client.end_episode(Task(task_id=f"t{step}", main_query=""), episode, WorkflowOutput(reward=float(member)))
+        client.end_episode(Task(task_id=f"t{step}", main_query=""), episode, WorkflowOutput(reward=member + 5.0 * best))
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,48 @@ def test_a_server_resumes_from_a_whole_checkpoint_whichever_file_of_the_newest_i
             assert journal_read.step_digest(folder / NAME / "journal.sqlite", STEPS) == wanted
             server.kill()
         shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_with_the_two_newest_damaged_the_third_leads_on_exactly(trained, tmp_path):
+    wanted = journal_read.steps(trained / NAME / "journal.sqlite")[-1].digest
+    folder = tmp_path / "two"
+    shutil.copytree(trained, folder)
+    for step in (STEPS, STEPS - 1):
+        _damage(folder / NAME / "checkpoints" / f"step_{step:06d}" / "model.safetensors", "flipped")
+    log = tmp_path / "log"
+    with serving(folder, log) as server:
+        until(lambda: server.state() == "ROLLING", what="resuming from the third")
+        now = server.status() or {}
+        assert (now["step"], now["warnings"]) == (STEPS, [])
+        server.kill()
+    said = log.read_text()
+    assert said.count("is damaged") == 2, said
+    assert [f"re-applying the batch of step {step}" in said for step in (1, 2, 3)] == [False, True, True], said
+    assert journal_read.step_digest(folder / NAME / "journal.sqlite", STEPS) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_retention_holds_across_five_resumes_of_a_killed_server(tmp_path):
+    job = small_job(NAME, groups=1, repeat=2, steps=99, save_freq=1)
+    job.config.checkpoint.keep_last, job.config.checkpoint.keep_best = 2, 1
+    store = CheckpointStore(tmp_path / "server" / NAME / "checkpoints", 2, 1)
+    metrics: dict[int, float] = {}
+    for resumed in range(6):
+        with serving(tmp_path / "server", tmp_path / "log") as server:
+            with SwarmClient(server.url, verbose=False) as client:
+                client.auto_sync_train_config_and_start_engine(job)
+                for step in (2 * resumed + 1, 2 * resumed + 2):
+                    play(client, step, best=step == 3)
+                    until(lambda step=step: (server.status() or {})["checkpoint"]["step"] == step, what="its save")
+                    metrics[step] = (server.status() or {})["metrics"]["reward/mean"]
+            server.kill()
+        kept = [c.step for c in store.all()]
+        newest = 2 * resumed + 2
+        best = max(metrics, key=lambda step: (metrics[step], step))
+        assert kept == sorted({newest - 1, newest, best}), (kept, metrics)
+    assert best == 3
 
 
 def test_a_run_whose_every_checkpoint_is_damaged_says_what_is_missing_and_invents_nothing(trained, tmp_path):

@@ -88,7 +88,7 @@ class CheckpointStore:
             await write(str(aside))
             return await asyncio.to_thread(self._finish, aside, step, digest, metric)
         except BaseException as error:
-            self._abandon(aside, error)
+            await asyncio.shield(asyncio.to_thread(self._abandon, aside, error))
             raise
 
     def save_now(
@@ -114,20 +114,31 @@ class CheckpointStore:
     def shortage(self, parameters: int | None = None) -> str | None:
         """Why the next save would not fit, once what killed saves left is gone; None where it seems to fit.
 
+        Where room is short, what the next save would have replaced anyway goes now; the newest stays whatever happens.
         An estimate: only the save itself knows.
         """
         with contextlib.suppress(OSError):
             self.clean()
-        at = self.directory
-        while not at.exists():
-            at = at.parent
-        free, wanted = shutil.disk_usage(at).free, self.estimate(parameters) + _MARGIN
+        wanted = self.wanted_bytes(parameters)
+        if self._free() < wanted:
+            self._retain(max(1, self.keep_last - 1))
+        free = self._free()
         if free >= wanted:
             return None
         return (
             f"the disk under {self.directory} has {free / 2**20:,.0f} MiB free, and a checkpoint needs about "
-            f"{wanted / 2**20:,.0f} MiB. Free some space; it is tried again by itself"
+            f"{wanted / 2**20:,.0f} MiB. Free some space"
         )
+
+    def wanted_bytes(self, parameters: int | None = None) -> int:
+        """Bytes that must be free for the next save to be tried."""
+        return self.estimate(parameters) + _MARGIN
+
+    def _free(self) -> int:
+        at = self.directory
+        while not at.exists():
+            at = at.parent
+        return shutil.disk_usage(at).free
 
     def clean(self) -> list[str]:
         """Remove what killed saves left behind; names removed. Called by every save; the writer may call it at start."""
@@ -204,13 +215,13 @@ class CheckpointStore:
         saved = self.read(home)
         if saved is None:
             raise OSError(errno.EIO, "the checkpoint cannot be read back", str(home))
-        self._retain(saved)
+        self._retain(self.keep_last, saved.path)
         return saved
 
-    def _retain(self, newest: Checkpoint) -> None:
-        """Delete what neither ``keep_last`` nor ``keep_best`` keeps. Directories that are not whole count for nothing."""
-        found = [c for c in map(self.read, self.directories()) if c is not None]
-        keep = {c.path for c in found[-self.keep_last :]} | {newest.path}
+    def _retain(self, last: int, *paths: Path) -> None:
+        """Delete all but the ``last`` newest, the ``keep_best`` best and ``paths``. What is not whole counts for nothing."""
+        found = self.all()
+        keep = {c.path for c in found[-last:]} | set(paths)
         rated = sorted((c for c in found if c.metric is not None), key=lambda c: (c.metric, c.step))
         keep |= {c.path for c in rated[len(rated) - min(self.keep_best, len(rated)) :]}
         for checkpoint in found:
@@ -347,5 +358,5 @@ _sync_directory = _sync_file
 def _refused(error: OSError, directory: Path) -> DiskRefused:
     return DiskRefused(
         f"The disk under {directory} refuses a checkpoint: {error.strerror or error}. Nothing that was saved is damaged; "
-        "free some space, and the next save succeeds.", details={"errno": error.errno, "directory": str(directory)},
+        "free some space, or make it writable", details={"errno": error.errno, "directory": str(directory)},
     )  # fmt: skip

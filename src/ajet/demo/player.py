@@ -18,6 +18,7 @@ from typing import Any, Literal
 from ajet.client import SwarmClient
 from ajet.copilot.job import AgentJetJob
 from ajet.demo.evaluation import play_deals
+from ajet.demo.files import write
 from ajet.envs.werewolves.workflow import ExampleWerewolves
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_reader import RouterTaskReader
@@ -40,6 +41,11 @@ def say(**fields: Any) -> None:
         print(json.dumps(fields), flush=True)
 
 
+def say_waiting(words: str) -> None:
+    """By the pipe: the log may lie on the disk that refuses."""
+    say(waiting=words)
+
+
 def evaluate(client: SwarmClient, roles: list[str], folder: Path, which: str, games: int, parallel: int) -> None:
     """Write ``eval_<which>.json``: role → one number per held-out deal."""
     path = folder / f"eval_{which}.json"
@@ -56,9 +62,7 @@ def evaluate(client: SwarmClient, roles: list[str], folder: Path, which: str, ga
                 say(phase=f"eval_{which}", done=offset + done, total=games * len(roles))
 
         result[role] = play_deals(client, role, games, max_parallel=parallel, on_game=progress)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"seconds": time.monotonic() - started, "results": result}))
-    temporary.replace(path)
+    write(path, json.dumps({"seconds": time.monotonic() - started, "results": result}), say_waiting)
 
 
 def opposed(targets: list[str]) -> bool:
@@ -72,7 +76,8 @@ def follow_curve(client: SwarmClient, targets: list[str], folder: Path, total: i
     For runs in which both sides are live in one game: there the training win rate cannot show progress.
     """
     path = folder / CURVE
-    done = [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
+    done = [json.loads(line)["step"] for line in lines]
     for step in range(CURVE_EVERY, total, CURVE_EVERY):
         if done and step <= done[-1]:
             continue
@@ -82,8 +87,8 @@ def follow_curve(client: SwarmClient, targets: list[str], folder: Path, total: i
                 return
             status = client.get_status(wait_step=step, wait_s=30)
         wins = {r: sum(play_deals(client, r, CURVE_DEALS, max_parallel=16, first_deal=CURVE_FIRST)) for r in targets}
-        with path.open("a") as file:
-            file.write(json.dumps({"step": status["step"], "wins": wins, "games": CURVE_DEALS}) + "\n")
+        lines.append(json.dumps({"step": status["step"], "wins": wins, "games": CURVE_DEALS}))
+        write(path, "".join(f"{line}\n" for line in lines), say_waiting)
 
 
 def train(
@@ -128,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     say(phase="train")
     started = args.folder / STARTED
     if not started.exists():
-        started.write_text(f"{time.time():.3f}\n")
+        write(started, f"{time.time():.3f}\n", say_waiting)
     stop = threading.Event()
     curve: threading.Thread | None = None
     if args.live == "both" and opposed(targets) and args.eval_games:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,25 @@ def run(
     seconds = history[-1]["time"] - float(started.read_text()) if history and started.exists() else 0.0
     drops = status.get("drops", {})
     summary = build_summary(folder, history, seed=seed, targets=targets, wall_seconds=seconds, drops=drops)
-    temporary = folder / "summary.tmp"
-    temporary.write_text(json.dumps(summary, indent=1))
-    temporary.replace(folder / "summary.json")
     checkpoint = (status.get("checkpoint") or {}).get("path")
-    print_report(summary, folder, draw_curve(summary, folder / "win_rate.png"), checkpoint)
+    picture: Path | None = None
+    unwritten: OSError | None = None
+    try:
+        picture = draw_curve(summary, folder / "win_rate.png")
+        temporary = folder / "summary.tmp"
+        temporary.write_text(json.dumps(summary, indent=1))
+        temporary.replace(folder / "summary.json")
+    except OSError as err:
+        unwritten = err
+    print_report(summary, folder, picture, checkpoint)
+    if unwritten is not None:
+        # The run is finished and saved; without summary.json the same command only makes these files anew.
+        console.print(
+            f"The disk under {folder} did not take the summary or the curve ({unwritten.strerror}). Free some space and give "
+            "the same command again: nothing is trained or played twice.",
+            style="red",
+        )
+        return 1
     return 0
 
 
@@ -170,7 +184,9 @@ def _child(stack: ExitStack, command: list[str], log: Path, *, lines: bool = Fal
                 try:
                     child.lines.put(json.loads(line))
                 except ValueError:
-                    out.write(line)
+                    with suppress(OSError):  # a full disk: the words are lost, the run is not
+                        out.write(line)
+                        out.flush()
 
         threading.Thread(target=read, daemon=True).start()
     return child
@@ -198,13 +214,15 @@ def _watch(
     plain = not console.is_terminal
     with Progress(*columns, console=console, disable=plain) as bars, httpx.Client(base_url=url, timeout=10) as http:
         bar = bars.add_task(PHASES[phase], total=None, note="")
-        seen = 0
+        seen, waiting = 0, False
         while client.process.poll() is None or not client.lines.empty():
             try:
                 event: dict[str, Any] | None = client.lines.get(timeout=1.0)
             except queue.Empty:
                 event = None
-            if event is not None:
+            if event is not None and "waiting" in event:
+                bars.console.print(event["waiting"], style="red")
+            elif event is not None:
                 if event["phase"] != phase:
                     phase = event["phase"]
                     if plain:
@@ -223,6 +241,11 @@ def _watch(
                 continue
             if status.get("state") == "FAILED":
                 raise EngineFailed(f"The engine failed: {status.get('last_error')}")
+            disk = status.get("disk") or {}
+            refused = None if disk.get("ok", True) else f"{disk.get('path')} refuses writes ({disk.get('error')})"
+            if refused and not waiting:
+                bars.console.print(f"waiting: the disk under {refused}. Free some space; nothing is lost.", style="red")
+            waiting = bool(refused)
             if phase == "train":
                 bars.update(bar, completed=len(history), note=_note(history, status))
                 for n in range(seen, len(history)):

@@ -1,7 +1,8 @@
-"""Which file systems a journal may lie on. Used by the journal and by the doctor."""
+"""Which file systems a journal may lie on, and how much room they have."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ajet.schema.errors import ConfigError
@@ -38,6 +39,15 @@ def network_filesystem(folder: Path) -> str | None:
         if (where == point or where.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
             best, kind = point, parts[2]
     return f"{kind} at {best}" if kind in NETWORK_FILESYSTEMS else None
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Space that this user may still fill; None where that cannot be told."""
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return None
+    return stat.f_bavail * stat.f_frsize
 
 
 def refuse_network_filesystem(folder: Path) -> None:

@@ -6,6 +6,7 @@ Promises:
 - One append is one atom: all of its records are kept, or none.
 - Where the disk refuses (full, failing, read-only) the append raises :class:`DiskRefused`, nothing of it is kept,
   what was there before stays whole, and later appends work again as soon as the disk does.
+- Where the file is damaged the append raises :class:`JournalDamaged`; nothing mends that by itself, and it is said once.
 - Appends become durable in the order in which they were made.
 
 Used from one event loop. Reads are in :mod:`ajet.pool.journal_read`.
@@ -15,19 +16,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ajet.pool.disk_health import SLOW_S, DiskHealth, is_damage
 from ajet.pool.filesystem import refuse_network_filesystem
 from ajet.pool.journal_sql import INSERT_CALL, MIGRATIONS, SCHEMA, SCHEMA_VERSION, compact_slice, write_record
+from ajet.pool.lock import take_lock
 from ajet.pool.records import CallRecorded, MetaSet, Record, pack_call, seal
 from ajet.schema.errors import AjetError, ConfigError, DiskRefused, JournalDamaged
 
@@ -36,6 +39,7 @@ log = logging.getLogger("ajet.journal")
 RESERVE_BYTES = 1 << 20
 GROUP_LIMIT = 4096
 PROBE_S = 0.5
+SAY_SLOW_EVERY_S = 30.0
 
 
 @dataclass
@@ -58,7 +62,10 @@ class Journal:
         path: the database file. Its folder must exist and must not be on a network file system.
         sync: ``full`` or ``normal`` (see :class:`ajet.default_config.schema.JournalConfig`); ``off`` keeps nothing
             safe and exists to measure what safety costs.
-        on_disk: called on the event loop with (ok, error) whenever the disk starts or stops refusing.
+        on_disk: called on the event loop with (ok, error) whenever the disk starts or stops refusing, and when the file
+            turns out to be damaged (then :attr:`health` says so).
+        on_slow: called on the event loop with the seconds of a write that took :data:`~ajet.pool.disk_health.SLOW_S` or
+            longer, at most every :data:`SAY_SLOW_EVERY_S`.
 
     Raises:
         ConfigError: another process has it open, it is of a newer version, or it lies on a network file system.
@@ -71,14 +78,17 @@ class Journal:
         *,
         sync: Literal["full", "normal", "off"] = "full",
         on_disk: Callable[[bool, str | None], None] | None = None,
+        on_slow: Callable[[float], None] | None = None,
     ) -> None:
         self.path = Path(path)
         self._sync = sync
         self._on_disk = on_disk
+        self._on_slow = on_slow
+        self.health = DiskHealth()
+        self._said_slow = -SAY_SLOW_EVERY_S
         refuse_network_filesystem(self.path.parent)
-        self._lock_file = _lock(self.path.with_suffix(".lock"))
+        self._lock_file = take_lock(self.path)
         self._reserve = self.path.with_suffix(".reserve")
-        self.disk_error: str | None = None
         self._stale = False
         """The connection must be opened anew before it is used again."""
         self.commits = 0
@@ -97,13 +107,21 @@ class Journal:
             raise DiskRefused(f"The journal {self.path} cannot be opened: {err}") from err
         except sqlite3.Error as err:  # not the disk: what is on it
             self._lock_file.close()
-            raise JournalDamaged(
-                f"The journal {self.path} is damaged ({err}). Run `ajet-swarm doctor` on its folder, which says what to do."
-            ) from err
+            raise self._damaged(err) from err
         with contextlib.suppress(OSError):
             self._fill_reserve()
         self._thread = threading.Thread(target=self._run, name="ajet-journal", daemon=True)
         self._thread.start()
+
+    @property
+    def disk_error(self) -> str | None:
+        """What the disk said when it refused the last write; None while it takes writes."""
+        return self.health.error
+
+    def _damaged(self, err: sqlite3.Error) -> JournalDamaged:
+        return JournalDamaged(
+            f"The journal {self.path} is damaged ({err}). Run `ajet-swarm doctor` on its folder, which says what to do."
+        )
 
     # ── called on the event loop ─────────────────────────────────────────────────────────────────────────────────
 
@@ -112,6 +130,7 @@ class Journal:
 
         Raises (through the future):
             DiskRefused: nothing was written; the same append may be tried again later.
+            JournalDamaged: nothing was written, and nothing will be.
         """
         loop = self._bind()
         future: asyncio.Future[None] = loop.create_future()
@@ -228,8 +247,14 @@ class Journal:
     def _commit(self, group: list[_Append]) -> None:
         error: AjetError | None = None
         results: list[tuple[asyncio.Future[None] | None, BaseException | None]] = []
+        self.health.begin()
         try:
-            self._transaction([record for item in group for record in item.records])
+            try:
+                self._transaction([record for item in group for record in item.records])
+            finally:
+                if self.health.end() >= SLOW_S and time.monotonic() - self._said_slow >= SAY_SLOW_EVERY_S:
+                    self._said_slow = time.monotonic()
+                    self._call(self._on_slow, self.health.write_s)
             self.records += sum(len(item.records) for item in group)
         except (sqlite3.IntegrityError, ValueError, TypeError, OverflowError) as err:
             # One append of the group is at fault: find it, and keep the others.
@@ -239,12 +264,16 @@ class Journal:
                 return
             results.append((group[0].done, err))
         except sqlite3.Error as err:
-            error = DiskRefused(
-                f"The disk under {self.path.parent} refuses writes ({err}). Nothing was recorded; free some space and "
-                "send the request again."
-            )
-            error.retry_after = 1.0
-            self._refused(str(err))
+            if is_damage(err):
+                error = self._damaged(err)
+                self._found_damaged(error)
+            else:
+                error = DiskRefused(
+                    f"The disk under {self.path.parent} refuses writes ({err}). Nothing was recorded; free some space and "
+                    "send the request again."
+                )
+                error.retry_after = 1.0
+                self._refused(str(err))
         self.commits += 1
         if not results:
             results = [(item.done, error) for item in group]
@@ -284,36 +313,43 @@ class Journal:
     def _control(self, control: _Control, stopping: bool) -> None:
         error: BaseException | None = None
         more = False
+        self.health.begin()
         try:
             if self._stale:
                 self._reopen()
             more = control.run(self._db)
         except Exception as err:
             error = err
+            if isinstance(err, sqlite3.Error) and is_damage(err):
+                error = self._damaged(err)
+                self._found_damaged(error)
             with contextlib.suppress(sqlite3.Error):
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
+        self.health.end()
         if more and not stopping:
             self._queue.put(control)
         else:
             self._resolve([(control.done, error)])
 
     def _resolve(self, results: list[tuple[asyncio.Future[None] | None, BaseException | None]]) -> None:
-        if self._loop is None or self._loop.is_closed():
-            return
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(_settle, results)
+        self._call(_settle, results)
 
     # ── the disk's weather ───────────────────────────────────────────────────────────────────────────────────────
 
     def _refused(self, error: str) -> None:
-        if self.disk_error is None:
+        if self.health.refuse(error):
             # Room for the words that say so. A read-only or failing disk keeps the file, and that must not end the writer.
             with contextlib.suppress(OSError):
                 self._reserve.unlink(missing_ok=True)
             log.error("the disk under %s refuses writes: %s", self.path.parent, error)
             self._tell(False, error)
-        self.disk_error = error
+
+    def _found_damaged(self, error: JournalDamaged) -> None:
+        if self.health.damaged is None:
+            self.health.damaged = error.message
+            log.error("%s", error.message)
+            self._call(self._on_disk, False, error.message)
 
     def _probe(self) -> None:
         """Whether the disk takes writes again; if so, say it."""
@@ -321,10 +357,10 @@ class Journal:
             self._transaction([MetaSet("probe", "1")])
             self._fill_reserve()
         except (sqlite3.Error, OSError) as err:
-            self.disk_error = str(err)
+            self.health.refuse(str(err))
             return
         log.warning("the disk under %s takes writes again", self.path.parent)
-        self.disk_error = None
+        self.health.take()
         self._tell(True, None)
 
     def _fill_reserve(self) -> None:
@@ -340,9 +376,6 @@ class Journal:
             raise
 
     def _tell(self, ok: bool, error: str | None) -> None:
-        if self._loop is None or self._loop.is_closed():
-            return
-
         def tell() -> None:
             assert self._writable is not None
             if ok:
@@ -352,8 +385,14 @@ class Journal:
             if self._on_disk is not None:
                 self._on_disk(ok, error)
 
+        self._call(tell)
+
+    def _call(self, function: Callable[..., None] | None, *arguments: Any) -> None:
+        """Have the event loop call it, where there still is one."""
+        if function is None or self._loop is None or self._loop.is_closed():
+            return
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(tell)
+            self._loop.call_soon_threadsafe(function, *arguments)
 
 
 def _settle(results: list[tuple[asyncio.Future[None] | None, BaseException | None]]) -> None:
@@ -364,32 +403,3 @@ def _settle(results: list[tuple[asyncio.Future[None] | None, BaseException | Non
             future.set_result(None)
         else:
             future.set_exception(error)
-
-
-@contextlib.contextmanager
-def hold(path: Path) -> Iterator[None]:
-    """Keep servers out of the journal at ``path`` while it is read as a whole.
-
-    Raises:
-        ConfigError: a server has it open.
-    """
-    lock = _lock(path.with_suffix(".lock"))
-    try:
-        yield
-    finally:
-        lock.close()
-
-
-def _lock(path: Path) -> Any:
-    try:
-        file = path.open("a")
-    except OSError as err:
-        raise DiskRefused(f"The journal's folder {path.parent} cannot be written: {err}") from err
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as err:
-        file.close()
-        raise ConfigError(
-            f"Another server has the journal in {path.parent} open. Stop it, or choose another experiment_name or --exp-dir."
-        ) from err
-    return file

@@ -252,16 +252,49 @@ class LeaseStatus(Wire):
 
 
 class DiskStatus(Wire):
+    """The disk under the journal, on which every answer waits.
+
+    Attributes:
+        ok: whether it took the last write.
+        error: what it said when it refused.
+        path: the journal's folder.
+        since: Unix seconds when it began to refuse.
+        write_s: seconds the last write took, its fsync included.
+        stalled_s: seconds for which a write has not come back yet; 0 where none is under way.
+        free_bytes: free space where the experiment (its checkpoints, metrics, log) lies.
+        journal_free_bytes: free space where the journal lies; the same where that is one disk.
+        journal_bytes: the journal's size, its write-ahead log included.
+    """
+
     ok: bool = True
     error: str | None = None
+    path: str | None = None
+    since: float | None = None
+    write_s: float = 0.0
+    stalled_s: float = 0.0
     free_bytes: int | None = None
+    journal_free_bytes: int | None = None
     journal_bytes: int | None = None
 
 
 class CheckpointStatus(Wire):
+    """The newest whole checkpoint, and whether the disk takes the next.
+
+    Attributes:
+        step: of the newest whole one.
+        path: its directory.
+        error: why the last save was refused; None where it was not.
+        since: Unix seconds of the first refused save after the newest whole one.
+        refused: saves refused since the newest whole one.
+        wanted_bytes: what the next save is estimated to take.
+    """
+
     step: int | None = None
     path: str | None = None
     error: str | None = None
+    since: float | None = None
+    refused: int = 0
+    wanted_bytes: int | None = None
 
 
 class Speeds(Wire):

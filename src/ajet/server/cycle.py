@@ -5,7 +5,8 @@ Promises:
 - A batch is fixed in the journal before it is trained, and what is dropped on the way is on record with its reason.
 - Whenever the backbone dies the cycle ends with :class:`BackboneDied`, at once and in no half state: the engine starts
   another one, which continues from checkpoint and journal.
-- The last step is followed by a checkpoint, however long the disk refuses it.
+- The last step is followed by a checkpoint, however long the disk refuses it; only a stop ends the waiting, and then the
+  journal has what the next start needs.
 
 Used by :class:`ajet.server.engine.Engine` only, on its event loop.
 """
@@ -17,6 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ajet.backbone.protocol import Backbone, BackboneDied
+from ajet.pool.disk_health import SLOW_S
 from ajet.pool.reasons import DropReason
 from ajet.pool.records import BatchFormed
 from ajet.schema.wire import EngineState
@@ -102,26 +104,29 @@ class Cycle:
                 continue
             size, deadline = len(pool), pool.next_deadline()
             wait = None if deadline is None else max(0.05, deadline - now)
-            await engine.changed.wait_until(lambda n=size: self._died.done() or engine.stopping or len(pool) != n, wait)
+            await engine.changed.wait_until(lambda n=size: self._ended_or_stopping() or len(pool) != n, wait)
 
     async def _train(self, formed: BatchFormed, built: training.Built, *, collect_s: float) -> None:
         engine, experiment = self._engine, self._experiment
         warnings = await training.train(experiment, self._backbone, formed, built, collect_s=collect_s)
         engine.telemetry.trained_tokens += int(experiment.last_metrics.get("tokens/trained", 0))
         if not warnings:
-            engine.warnings = [w for w in engine.warnings if not w.startswith(("Every group of tag", "Step "))]
+            over = ["Every group of tag", "Step "]
+            if experiment.journal.health.write_s < SLOW_S:
+                over.append("The disk under")
+            engine.warnings = [w for w in engine.warnings if not w.startswith(tuple(over))]
         for warning in warnings:
             engine.warn(warning)
         await self._backbone.load_weights(experiment.step)
 
     async def _save(self, *, must: bool) -> bool:
-        """Save; where the disk refuses and the checkpoint ``must`` exist, try until it does."""
+        """Save; where the disk refuses and the checkpoint ``must`` exist, try until it does or the engine is to stop."""
         engine, experiment = self._engine, self._experiment
         while not await training.save(experiment, self._backbone, engine.info.parameters if engine.info else None):
             engine.last_error = f"Checkpoint: {experiment.checkpoint_error}"
-            if not must:
+            if not must or engine.stopping:
                 return False
-            await engine.changed.wait_until(self._died.done, SAVE_RETRY_S)
+            await engine.changed.wait_until(self._ended_or_stopping, SAVE_RETRY_S)
             self._check()
         if engine.last_error and engine.last_error.startswith("Checkpoint:"):
             engine.last_error = None
@@ -137,9 +142,13 @@ class Cycle:
             if drops:
                 await experiment.drop(drops)
                 continue
-            await engine.changed.wait_until(lambda: self._died.done() or engine.stopping or len(pool) > 0, None)
+            await engine.changed.wait_until(lambda: self._ended_or_stopping() or len(pool) > 0, None)
             self._check()
+
+    def _ended_or_stopping(self) -> bool:
+        return self._died.done() or self._engine.stopping or self._experiment.journal.health.damaged is not None
 
     def _check(self) -> None:
         if self._died.done():
             raise self._died.result()
+        self._experiment.check_journal()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -214,16 +213,21 @@ class Engine:
             if self.state is S.STOPPING or (self._task is not None and not self._task.done()):
                 raise EngineStateConflict("The engine is stopping. Wait until it is OFFLINE, then start it.")
             check_machine(self.job)
+            self.warnings = []
             self.experiment = await Experiment.open(
-                self.job, self.settings.exp_dir, events=self.events, changed=self.changed, make_store=self._make_store
+                self.job,
+                self.settings.exp_dir,
+                events=self.events,
+                changed=self.changed,
+                make_store=self._make_store,
+                warn=self.warn,
             )
             if self.on_open is not None:
                 self.on_open(self.experiment.folder)
-            self._mark_running(True)
+            await self._mark_running(True)
             self._stop = self.tearing_down = False
             self.failure = self.last_error = self.waits_for_disk = None
             self.resuming = False
-            self.warnings = []
             self.enter(S.BOOTING)
             self._task = asyncio.create_task(self._run(self.experiment), name="engine")
             return self.state
@@ -231,12 +235,14 @@ class Engine:
     async def stop(self, *, resume_later: bool = False) -> EngineState:
         """Finish the current update, save, and go OFFLINE. ``resume_later``: the next server start goes on by itself."""
         if not resume_later:
-            self._mark_running(False)
+            await self._mark_running(False)
         self.resuming, self.waits_for_disk = False, None
         if self.state is S.FAILED:
             self.enter(S.OFFLINE)
         if self.state in RUNNING:
             self._stop = True
+            if self.experiment is not None:
+                self.experiment.giving_up = True
             self.enter(S.STOPPING)
         return self.state
 
@@ -258,9 +264,9 @@ class Engine:
         if self.waits_for_disk is not None:
             raise DiskRefused(self.waits_for_disk)
 
-    def _mark_running(self, running: bool) -> None:
+    async def _mark_running(self, running: bool) -> None:
         try:
-            note_running(self.settings.data_dir, self.job, running)
+            await asyncio.to_thread(note_running, self.settings.data_dir, self.job, running)
         except OSError as err:
             self.warn(f"The server could not note what it runs ({err}); after a crash, start the engine by hand.")
 
@@ -294,6 +300,12 @@ class Engine:
         except asyncio.CancelledError:
             log.warning("the engine was cancelled")
         except Exception as err:
+            if self._stop and isinstance(err, DiskRefused):
+                self.last_error = (
+                    f"Stopped while the disk refused writes; the next start makes up for it. {err.message}"
+                )
+                log.warning("%s", self.last_error)
+                return
             self.failure = err.message if isinstance(err, AjetError) else f"{type(err).__name__}: {err}"
             self.last_error = self.failure
             log.error("the engine failed: %s", self.failure, exc_info=not isinstance(err, AjetError))
@@ -350,12 +362,3 @@ class Engine:
             self.telemetry.count("divergences")
             log.error("%s", warning)
         self.warn(warning)
-
-    def data_free_bytes(self) -> int | None:
-        """Free space where the experiment lies."""
-        try:
-            folder: Path = self.experiment.folder if self.experiment else self.settings.exp_dir
-            stat = os.statvfs(folder)
-            return stat.f_bavail * stat.f_frsize
-        except OSError:
-            return None

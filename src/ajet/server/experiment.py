@@ -24,7 +24,7 @@ from ajet.pool.groups import Drop, GroupPool
 from ajet.pool.journal import Journal
 from ajet.pool.leases import LeaseBook
 from ajet.pool.records import Counted, JobSet, MetaSet, Record, StepDone
-from ajet.schema.errors import DiskRefused, JobConflict
+from ajet.schema.errors import DiskRefused, JobConflict, JournalDamaged
 from ajet.schema.wire import EpisodeKind
 from ajet.server.admission import Admission
 from ajet.server.events import Events, Signal
@@ -39,6 +39,14 @@ THREADS, DEVICE = "cpu_threads", "device"
 """On record with the run: what its sums depend on in their last bits."""
 _FIXED = ("model.path", "lora.rank", "lora.alpha", "lora.target_modules", "backbone")
 """Keys that may not change once an experiment has trained."""
+_SLOW = (
+    "The disk under {path} is slow for its journal: a write took {seconds:.1f} s, and every answer that it records waited. "
+    "Put journal.dir on a faster local disk, or set journal.sync: normal."
+)
+_NO_MARGIN = (
+    "checkpoint.keep_last is 1: should that one checkpoint be damaged on disk, there is none before it to resume from. "
+    "Set 2 or more where there is room."
+)
 _LAST_BITS = "sums may differ in their last bits, so re-applied steps need not be bit-identical"
 
 
@@ -54,6 +62,10 @@ class Store(Protocol):
     """What is used of :class:`ajet.checkpoint.store.CheckpointStore`."""
 
     def latest_valid(self) -> Any: ...
+
+    def all(self) -> Sequence[Any]: ...
+
+    def wanted_bytes(self, parameters: int | None) -> int: ...
 
     def shortage(self, parameters: int | None) -> str | None: ...
 
@@ -87,6 +99,11 @@ class Experiment:
     checkpoint_step: int | None = None
     checkpoint_path: str | None = None
     checkpoint_error: str | None = None
+    checkpoint_refused_since: float | None = None
+    checkpoints_refused: int = 0
+    checkpoint_wanted_bytes: int | None = None
+    giving_up: bool = False
+    """The engine is to stop: what waits for the disk waits no longer, and is made up for at the next start."""
     threads: int = 0
     """CPU threads this run has been trained with so far; 0 before the first boot."""
     device: str = ""
@@ -96,22 +113,24 @@ class Experiment:
 
     @classmethod
     async def open(
-        cls, config: AjetConfig, exp_dir: Path, *, events: Events, changed: Signal, make_store: Callable[..., Store]
+        cls,
+        config: AjetConfig,
+        exp_dir: Path,
+        *,
+        events: Events,
+        changed: Signal,
+        make_store: Callable[..., Store],
+        warn: Callable[[str], None] = lambda _: None,
     ) -> Experiment:
         """Create or reopen the folder and its journal, and put the job on record.
 
         Raises:
             ConfigError: the folder is another server's, unusable, or of a newer version.
             JobConflict: it has been trained from another model.
-            DiskRefused: it cannot be written.
+            DiskRefused: it cannot be written. JournalDamaged: its journal is not what was written.
         """
         folder = experiment_folder(config, exp_dir)
         journal_dir = Path(config.journal.dir) / config.experiment_name if config.journal.dir else folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            journal_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as err:
-            raise DiskRefused(f"The experiment's folder {folder} cannot be made: {err}") from err
         experiment: Experiment
 
         def on_disk(ok: bool, error: str | None) -> None:
@@ -120,7 +139,19 @@ class Experiment:
                 experiment.registry.disk(ok)
             changed.fire()
 
-        journal = Journal(journal_dir / "journal.sqlite", sync=config.journal.sync, on_disk=on_disk)
+        def on_slow(seconds: float) -> None:
+            warn(_SLOW.format(path=journal_dir, seconds=seconds))
+
+        def open_journal() -> Journal:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                journal_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as err:
+                raise DiskRefused(f"The experiment's folder {folder} cannot be made: {err}") from err
+            path = journal_dir / "journal.sqlite"
+            return Journal(path, sync=config.journal.sync, on_disk=on_disk, on_slow=on_slow)
+
+        journal = await asyncio.to_thread(open_journal)
         try:
             store = make_store(
                 folder / "checkpoints", keep_last=config.checkpoint.keep_last, keep_best=config.checkpoint.keep_best
@@ -128,8 +159,10 @@ class Experiment:
             experiment = cls(config, folder, journal, store, MetricsFile(folder / "metrics.jsonl"), changed, events)
             await experiment._record_job()
         except BaseException:
-            journal.close()
+            await asyncio.to_thread(journal.close)
             raise
+        if config.checkpoint.keep_last == 1:
+            warn(_NO_MARGIN)
         return experiment
 
     async def _record_job(self) -> None:
@@ -241,13 +274,44 @@ class Experiment:
             log.warning("metrics.jsonl could not be written: %s", err)
 
     async def durable(self, *records: Record) -> None:
-        """Append, waiting for the disk as long as it takes."""
+        """Append, waiting for the disk as long as it takes.
+
+        Raises:
+            DiskRefused: the engine is to stop. JournalDamaged: waiting would not help.
+        """
         while True:
             try:
                 await self.journal.append(*records)
                 return
             except DiskRefused:
-                await self.journal.writable()
+                await self.changed.wait_until(lambda: self.giving_up or self.journal.disk_error is None, None)
+                if self.giving_up and self.journal.disk_error is not None:
+                    raise
+
+    def check_journal(self) -> None:
+        """Raises :class:`JournalDamaged` where it was found to be."""
+        if self.journal.health.damaged is not None:
+            raise JournalDamaged(self.journal.health.damaged)
+
+    def note_checkpoint(self, step: int, path: str) -> None:
+        """There is a whole one."""
+        self.checkpoint_step, self.checkpoint_path = step, path
+        self.checkpoint_error = self.checkpoint_refused_since = None
+        self.checkpoints_refused = 0
+
+    def refuse_checkpoint(self, error: str) -> None:
+        """The disk refused one; said in the log and as an event, in a row of refusals less and less often."""
+        first = self.checkpoint_error is None
+        self.checkpoint_error = error
+        self.checkpoint_refused_since = self.checkpoint_refused_since or time.time()
+        self.checkpoints_refused += 1
+        if first or self.checkpoints_refused & (self.checkpoints_refused - 1) == 0:
+            words = (
+                f"The checkpoint of {error}. It is tried again by itself; until one is saved the journal keeps what was trained since step "
+                f"{self.checkpoint_step or 0} ({self.journal.size_bytes() / 2**20:,.1f} MiB now), so nothing is lost."
+            )
+            log.error("%s", words)
+            self.events.emit("warning", message=words)
 
     async def drop(self, drops: list[Drop], also: Sequence[Counted] = ()) -> None:
         """Put on record that episodes left the pool untrained; ``also``: counters that belong to it."""

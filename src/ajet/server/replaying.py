@@ -19,7 +19,7 @@ from ajet.backbone.protocol import Backbone, BackboneInfo
 from ajet.checkpoint.store import Checkpoint, CheckpointStore
 from ajet.default_config.schema import AjetConfig
 from ajet.pool import journal_read
-from ajet.pool.journal import hold
+from ajet.pool.lock import hold
 from ajet.pool.records import BatchFormed
 from ajet.schema.errors import ConfigError, EngineFailed, JournalDamaged
 from ajet.server.experiment import DEVICE, THREADS, backbone_job

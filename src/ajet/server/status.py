@@ -7,7 +7,9 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ajet.pool.filesystem import free_bytes
 from ajet.pool.groups import GroupPool
+from ajet.pool.journal import Journal
 from ajet.schema.wire import CheckpointStatus, DiskStatus, LeaseStatus, PoolFill, Status
 from ajet.server.activity import activity
 from ajet.server.engine import Engine
@@ -41,6 +43,15 @@ def pool_fill(pool: GroupPool) -> PoolFill:
     )
 
 
+def _disk(found: DiskStatus, journal: Journal) -> None:
+    health = journal.health
+    found.error = health.damaged or health.error
+    found.ok = found.error is None
+    found.path, found.since = str(journal.path.parent), health.since
+    found.write_s, found.stalled_s = round(health.write_s, 4), round(health.stalled_s(), 3)
+    found.journal_bytes, found.journal_free_bytes = journal.size_bytes(), free_bytes(journal.path.parent)
+
+
 def status(engine: Engine, top: int = 0) -> Status:
     """A snapshot. Cheap: no file is read but the file system's free space.
 
@@ -59,7 +70,9 @@ def status(engine: Engine, top: int = 0) -> Status:
         server_version=server_version(),
         started=engine.telemetry.started,
         now=time.time(),
-        disk=DiskStatus(free_bytes=engine.data_free_bytes()),
+        disk=DiskStatus(
+            free_bytes=free_bytes(engine.experiment.folder if engine.experiment else engine.settings.exp_dir)
+        ),
     )
     if engine.job is not None:
         found.total_steps = engine.job.trainer_common.total_training_steps
@@ -72,11 +85,14 @@ def status(engine: Engine, top: int = 0) -> Status:
     found.experiment_dir = str(experiment.folder)
     found.step = found.policy_version = experiment.step
     found.checkpoint = CheckpointStatus(
-        step=experiment.checkpoint_step, path=experiment.checkpoint_path, error=experiment.checkpoint_error
+        step=experiment.checkpoint_step,
+        path=experiment.checkpoint_path,
+        error=experiment.checkpoint_error,
+        since=experiment.checkpoint_refused_since,
+        refused=experiment.checkpoints_refused,
+        wanted_bytes=experiment.checkpoint_wanted_bytes,
     )
-    found.disk.ok = experiment.journal.disk_error is None
-    found.disk.error = experiment.journal.disk_error
-    found.disk.journal_bytes = experiment.journal.size_bytes()
+    _disk(found.disk, experiment.journal)
     found.metrics = {
         k: float(v)
         for k, v in experiment.last_metrics.items()

@@ -172,7 +172,7 @@ async def replay(experiment: Experiment, backbone: Backbone) -> list[str]:
     if checkpoint is not None:
         info = await backbone.load(str(checkpoint.path))
         start = checkpoint.step
-        experiment.checkpoint_step, experiment.checkpoint_path = start, str(checkpoint.path)
+        experiment.note_checkpoint(start, str(checkpoint.path))
         known = await asyncio.to_thread(journal_read.step_digest, path, start)
         if known is None:
             warnings.append(
@@ -209,10 +209,10 @@ async def save(experiment: Experiment, backbone: Backbone, parameters: int | Non
     Raises:
         BackboneDied: nothing was saved.
     """
-    step = experiment.step
-    before = experiment.checkpoint_step
-    metric = experiment.last_metrics.get(experiment.config.checkpoint.best_metric)
+    step, config = experiment.step, experiment.config
+    metric = experiment.last_metrics.get(config.checkpoint.best_metric)
     try:
+        experiment.checkpoint_wanted_bytes = await asyncio.to_thread(experiment.store.wanted_bytes, parameters)
         shortage = await asyncio.to_thread(experiment.store.shortage, parameters)
         if shortage is not None:
             raise DiskRefused(shortage)
@@ -227,17 +227,16 @@ async def save(experiment: Experiment, backbone: Backbone, parameters: int | Non
     except BackboneDied:
         raise
     except (OSError, AjetError) as err:
-        experiment.checkpoint_error = f"step {step}: {err}"
-        log.error("checkpoint of step %d could not be saved: %s", step, err)
-        experiment.events.emit("warning", message=f"Checkpoint of step {step} could not be saved: {err}")
+        experiment.refuse_checkpoint(f"step {step}: {str(err).rstrip('.')}")
         return False
-    experiment.checkpoint_error = None
-    experiment.checkpoint_step = step
-    experiment.checkpoint_path = str(saved.path)
+    experiment.note_checkpoint(step, str(saved.path))
     experiment.events.emit("checkpoint", step=step, path=experiment.checkpoint_path)
-    if before is not None and experiment.config.journal.keep == "needed":
-        # One checkpoint of margin: should the newest turn out damaged, the one before still leads here exactly.
-        experiment.journal.compact(before).add_done_callback(_compacted)
+    if config.journal.keep == "needed":
+        # Each of the newest checkpoints leads here exactly: should one turn out damaged, the one before it is enough.
+        keep = config.checkpoint.keep_last
+        newest = [kept.step for kept in await asyncio.to_thread(experiment.store.all)][-keep:]
+        if len(newest) == keep:  # with fewer the journal still leads here from its beginning
+            experiment.journal.compact(newest[0]).add_done_callback(_compacted)
     return True
 
 

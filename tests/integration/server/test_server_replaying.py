@@ -92,10 +92,10 @@ async def test_a_damaged_checkpoint_is_passed_over_and_without_a_whole_one_it_re
     folder = trained(checkpoint__keep_last=3, checkpoint__keep_best=0)
     store = CheckpointStore(folder / "checkpoints")
     begun = []
-    for checkpoint in store.directories()[-2:]:
+    for checkpoint in store.directories():
         begun.append((await replay_journal(folder, make_backbone=lambda _: FakeBackbone())).start)
         (checkpoint / "state.json").write_text("{}")
-    assert begun == [STEPS - 1, STEPS]
+    assert begun == [STEPS - 2, STEPS - 1, STEPS], "the journal leads on from each that is kept"
     with pytest.raises(EngineFailed, match="keep: all"):
         await replay_journal(folder, make_backbone=lambda _: FakeBackbone())
     assert len(store.directories()) == 3, "it sets nothing aside"

@@ -240,6 +240,28 @@ def test_the_next_size_is_estimated_from_the_newest_or_the_parameters(tmp_path):
     assert store.shortage() is None
 
 
+def test_where_room_is_short_only_what_the_next_save_would_replace_goes_before_it(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path, keep_last=3, keep_best=1)
+    for step, metric in ((1, 0.9), (2, 0.1), (3, 0.2), (4, 0.3)):
+        save(store, step, metric)
+    assert steps(store) == [1, 2, 3, 4]
+    each = store.estimate()
+    room = {"free": store.wanted_bytes() - each // 2}
+    monkeypatch.setattr(store, "_free", lambda: room["free"] + each * (4 - len(store.all())))
+    assert store.shortage() is None, "step 2 made room: step 5 would have replaced it"
+    assert steps(store) == [1, 3, 4]
+    room["free"] = 0
+    for _ in range(3):
+        assert "MiB free" in (store.shortage() or "")
+    assert steps(store) == [1, 3, 4], "the best and the newest stay however little room there is"
+    for keep_last in (1, 2):
+        CheckpointStore(tmp_path, keep_last, 0)._retain(keep_last)
+        alone = CheckpointStore(tmp_path, keep_last, 0)
+        monkeypatch.setattr(alone, "_free", lambda: 0)
+        assert alone.shortage() is not None
+        assert steps(alone)[-1:] == [4]
+
+
 @pytest.mark.parametrize("files", [1, [], {"a": 1}, {"a": {"bytes": "1", "sha256": 2}}, None])
 def test_a_manifest_of_any_shape_is_at_worst_a_damaged_checkpoint(tmp_path, files):
     store = CheckpointStore(tmp_path)

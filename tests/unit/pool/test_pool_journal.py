@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 
@@ -379,3 +380,54 @@ async def test_a_connection_that_cannot_be_opened_anew_is_tried_again(journal, m
     await asyncio.wait_for(journal.writable(), 10)
     await asyncio.wait_for(journal.append(lease(2)), 10)
     assert [kept.lease.n for kept in journal_read.restore(journal.path).open] == [1, 2]
+
+
+async def test_a_file_that_is_damaged_under_the_writer_is_said_once_and_is_no_full_disk(tmp_path):
+    told: list[tuple[bool, str | None]] = []
+    journal = Journal(tmp_path / "journal.sqlite", on_disk=lambda ok, error: told.append((ok, error)))
+    for n in range(1, 60):
+        await journal.append(lease(n), *[CallRecorded(n, call(n, k, size=2000)) for k in range(1, 4)])
+
+    def forget(db: sqlite3.Connection) -> None:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        db.execute("PRAGMA cache_size=1")
+        db.execute("PRAGMA shrink_memory").fetchall()
+
+    await journal.execute(forget)
+    with journal.path.open("r+b") as raw:
+        raw.seek(4096)
+        raw.write(b"\xa5" * (journal.path.stat().st_size - 4096))
+    for _ in range(2):
+        with pytest.raises(JournalDamaged, match="ajet-swarm doctor"):
+            await journal.append(lease(90), CallRecorded(90, call(90, 1)))
+    assert journal.disk_error is None, "it is not the disk that refuses"
+    assert journal.health.damaged
+    assert "damaged" in journal.health.damaged
+    await asyncio.sleep(0)
+    assert [ok for ok, _ in told] == [False]
+    journal.close()
+
+
+async def test_how_long_writes_take_and_that_one_does_not_come_back_can_be_seen(tmp_path):
+    slow: list[float] = []
+    journal = Journal(tmp_path / "journal.sqlite", on_slow=slow.append)
+    await journal.append(lease(1))
+    assert 0 < journal.health.write_s < 1
+    assert journal.health.stalled_s() == 0
+    held, freed = threading.Event(), threading.Event()
+
+    def hold(_db: sqlite3.Connection) -> None:
+        held.set()
+        freed.wait(30)
+
+    held_up = asyncio.ensure_future(journal.execute(hold))
+    await asyncio.to_thread(held.wait, 30)
+    waiting = journal.append(lease(2))
+    first = journal.health.stalled_s()
+    assert journal.health.stalled_s() > first > 0
+    assert not waiting.done()
+    freed.set()
+    await asyncio.gather(held_up, waiting)
+    assert journal.health.stalled_s() == 0
+    assert slow == []
+    journal.close()

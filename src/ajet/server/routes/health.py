@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -63,9 +64,21 @@ class _Collector:
             "ajet_groups_partial": ("Partial groups in the pool", now.pool.groups_partial if now.pool else 0),
             "ajet_chat_in_flight": ("Chat calls in flight", now.speeds.in_flight),
             "ajet_disk_ok": ("1 while the journal's disk takes writes", float(now.disk.ok)),
+            "ajet_disk_refusing_seconds": (
+                "For how long the journal's disk has refused writes",
+                max(0.0, time.time() - now.disk.since) if now.disk.since else 0.0,
+            ),
+            "ajet_disk_write_seconds": ("What the journal's last write took, fsync included", now.disk.write_s),
+            "ajet_disk_stalled_seconds": ("For how long a write has not come back", now.disk.stalled_s),
             "ajet_disk_free_bytes": ("Free space where the experiment lies", now.disk.free_bytes or 0),
+            "ajet_journal_free_bytes": ("Free space where the journal lies", now.disk.journal_free_bytes or 0),
             "ajet_journal_bytes": ("Size of the journal", now.disk.journal_bytes or 0),
             "ajet_checkpoint_step": ("Step of the newest checkpoint", now.checkpoint.step or 0),
+            "ajet_checkpoints_refused": ("Saves the disk refused since the newest checkpoint", now.checkpoint.refused),
+            "ajet_checkpoint_wanted_bytes": (
+                "What the next save is estimated to take",
+                now.checkpoint.wanted_bytes or 0,
+            ),
         }
         for name, (words, value) in gauges.items():
             yield GaugeMetricFamily(name, words, value=value)
