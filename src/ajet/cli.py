@@ -1,4 +1,4 @@
-"""``ajet-swarm``: start, demo, status, stop, doctor, replay-journal, inspect. Each command imports what it needs when it runs, so ``--help`` is instant."""
+"""``ajet-swarm``: start, demo, status, overwatch, stop, doctor, replay-journal, inspect. Each command imports what it needs when it runs, so ``--help`` is instant."""
 
 from __future__ import annotations
 
@@ -113,6 +113,21 @@ def _flat(tree: dict, prefix: str = "") -> list[tuple[str, object]]:
         elif value not in (None, {}, []):
             rows.append((prefix + key, f"{value:.4g}" if isinstance(value, float) else value))
     return rows
+
+
+@app.command("top", hidden=True)
+@app.command()
+def overwatch(
+    swarm_url: Url = DEFAULT_URL,
+    refresh_interval: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.2, max=3600.0)] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one frame as plain text; exit code 1 if no server answers.")
+    ] = False,
+) -> None:
+    """Watch a swarm server in the terminal, before, while and after it runs (also: top). q quits."""
+    from ajet.monitor.overwatch.command import overwatch as watch
+
+    watch(swarm_url, refresh_interval, once)
 
 
 @app.command()

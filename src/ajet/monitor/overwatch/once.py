@@ -1,0 +1,67 @@
+"""One frame on standard output, for scripts and mails: plain text, with colours only on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+from ajet.monitor.overwatch.drawing import ASCII
+from ajet.monitor.overwatch.feed import Feed, View
+from ajet.monitor.overwatch.frame import frame
+from ajet.schema.errors import ServerUnreachable
+
+WIDTH = 100
+"""Where standard output is no terminal and ``COLUMNS`` is not set."""
+
+
+def once(url: str) -> None:
+    """Print a frame.
+
+    Raises:
+        ServerUnreachable: no server answered, and why.
+        InvalidKey, Forbidden: the key does not open it.
+    """
+    view = asyncio.run(_look(url))
+    if view.status is None:
+        raise ServerUnreachable(
+            f"No answer from {view.url}: {view.why}. Check that the server runs and that the address is right."
+        )
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    console = Console(
+        file=sys.stdout,
+        force_terminal=terminal,
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=True,
+    )
+    for line in frame(view, width):
+        line.rstrip()
+        console.print(line if _writable(line.plain) else Text(_ascii(line.plain)))
+
+
+async def _look(url: str) -> View:
+    feed = Feed(url)
+    try:
+        return await feed.look()
+    finally:
+        await feed.close()
+
+
+def _writable(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _ascii(text: str) -> str:
+    encoding = sys.stdout.encoding or "ascii"
+    return text.translate(ASCII).encode(encoding, "replace").decode(encoding)
