@@ -30,7 +30,8 @@ def compare(directory, dtype, config: TrainerConfig, seed: int = 0) -> tuple[flo
     computed = metrics["tokens/forward"] * (1 - metrics["tokens/merged_share"])
     assert forwarded > 1.1 * computed / (2 if config.algorithm.policy_loss in WHOLE_BATCH_LOSSES else 1)
     # Its two terms have opposite signs: what is left of them is no measure in float32.
-    size = abs(metrics["actor/pg_loss"]) + config.algorithm.entropy_coeff * metrics["actor/entropy"]
+    policy = metrics["actor/pg_loss"]
+    size = abs(policy) + abs(metrics["actor/loss"] - policy)
     return abs(metrics["actor/loss"] - loss) / size, relative(found, expected)
 
 
