@@ -18,6 +18,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from ajet.backbone import model_dir
@@ -79,8 +80,11 @@ def record_compact(games: int, limit: int) -> list[Conversation]:
     return list(found.values())
 
 
-def record_full(games: int, limit: int) -> list[Conversation]:
-    """Play ``games`` games with scripted players; turns up to a context of ``limit`` tokens, of the built-in tokenizer."""
+def record_full(games: int, limit: int, repeat: int = 1) -> list[Conversation]:
+    """Play ``games`` deals with scripted players; turns up to a context of ``limit`` tokens, of the built-in tokenizer.
+
+    Each deal ``repeat`` times with players who draw otherwise, its games one after the other; of each game four seats.
+    """
     renderer = ChatRenderer(model_dir(BUILTIN_MODEL))
     stop = renderer.tokenizer.eos_token
     recorders: list[_Recorder] = []
@@ -107,7 +111,7 @@ def record_full(games: int, limit: int) -> list[Conversation]:
             self.said = text + reply + stop
             return action
 
-    _play(games, _Recorder, one_call=False)
+    _play(games, _Recorder, one_call=False, repeat=repeat)
     return [r.turns for r in recorders if r.turns]
 
 
@@ -123,10 +127,12 @@ def full_reply(request: Request, action: Action) -> str:
     return json.dumps({"say": action.say, verb: target} if action.say else {verb: target})
 
 
-def _play(games: int, seat_of: Callable[[Game, Board, int, random.Random], Player], one_call: bool) -> None:
-    for n in range(games):
+def _play(
+    games: int, seat_of: Callable[[Game, Board, int, random.Random], Player], one_call: bool, repeat: int = 1
+) -> None:
+    for n, again in product(range(games), range(repeat)):
         game = Game(f"replay-{n}")
-        board, rng = Board(game), random.Random(f"players-{n}")
+        board, rng = Board(game), random.Random(f"players-{n}-{again}" if again else f"players-{n}")
         players: dict[int, Player] = {}
         for seat, role in enumerate(game.roles):
             own = random.Random(rng.random())

@@ -12,8 +12,8 @@ backbone process, and this process as a client, by HTTP. ``strict``: a step's ep
 trained, as TRL does it. ``overlapped``: as shipped, episodes of the next step begin meanwhile and may lag one policy version.
 TRL is one process that calls its own functions; logging and saving are off there, and gradient checkpointing.
 
-Runs alternate; for each seed all run one after the other. Steps/s from the first step's begin to the last step's end, and
-with start-up: from the start of the first process until all have ended.
+Runs alternate; for each seed all run one after the other. Steps/s are of the steps after the first ten (libraries are still
+being loaded during the first), and with start-up: all steps, from the start of the first process until all have ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ from ajet.schema.errors import TrainingFinished
 from ajet.schema.task import Task, WorkflowOutput
 from benchmarks.task_reward import reward
 
-GROUP, LENGTH, LR = 8, 64, 1e-3
+GROUP, LENGTH, LR = 8, 64, 3e-3
+WARM = 10
+"""Steps left out of steps/s."""
 LAST = 20
 """Steps whose mean reward is the final one."""
 
@@ -82,7 +84,11 @@ def run_trl(python: Path, model: Path, seed: int, steps: int, threads: int) -> d
         )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"TRL ended with {done.returncode}:\n{done.stderr[-2000:]}")
-        return {**json.loads(done.stdout.splitlines()[-1]), "whole_s": time.time() - started}
+        result = json.loads(done.stdout.splitlines()[-1])
+        ends = result.pop("ends")
+        return {
+            **result, "steps_per_s": (len(ends) - WARM) / (ends[-1] - ends[WARM - 1]), "whole_s": time.time() - started,
+        }  # fmt: skip
 
 
 def job_for(model: Path, seed: int, steps: int, threads: int, lag: int) -> AgentJetJob:
@@ -114,6 +120,9 @@ def run_ours(model: Path, seed: int, steps: int, threads: int, lag: int) -> dict
         )  # fmt: skip
         try:
             result = play(f"http://127.0.0.1:{port}", job_for(model, seed, steps, threads, lag), steps, lag)
+            lines = next(Path(folder).rglob("metrics.jsonl")).read_text().splitlines()
+            ends = [json.loads(line)["time"] for line in lines]
+            result["steps_per_s"] = (len(ends) - WARM) / (ends[-1] - ends[WARM - 1])
         except BaseException:
             print((Path(folder) / "server.log").read_text()[-3000:], file=sys.stderr)
             raise
@@ -147,7 +156,6 @@ def play(url: str, job: AgentJetJob, steps: int, lag: int) -> dict[str, Any]:
             by_step.setdefault(step, []).append(value)
             lengths.append(body["usage"]["completion_tokens"])
 
-    began = time.time()
     with ThreadPoolExecutor(GROUP * (1 + lag)) as pool:
         if lag == 0:
             for step in range(steps):
@@ -165,13 +173,12 @@ def play(url: str, job: AgentJetJob, steps: int, lag: int) -> dict[str, Any]:
                 with contextlib.suppress(TrainingFinished):
                     one.result()
     status = client.get_status(wait_step=steps, wait_s=300)
-    ended = time.time()
     assert status["step"] == steps, status
     rewards = [statistics.fmean(by_step[s]) for s in sorted(by_step) if s < steps]
     client.close()
     chat.close()
     return {
-        "steps_s": ended - began, "rewards": rewards, "mean_length": statistics.fmean(lengths),
+        "rewards": rewards, "mean_length": statistics.fmean(lengths),
         "drops": status.get("drops"),
     }  # fmt: skip
 
@@ -183,21 +190,24 @@ def final(run: dict[str, Any]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trl-python", type=Path, help="interpreter of an environment with trl==1.16.0")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--modes", nargs="+", choices=["strict", "overlapped"], default=["strict", "overlapped"])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--more", action="store_true", help="add to what --json holds from earlier seeds")
     args = parser.parse_args()
     python = args.trl_python if args.trl_python and args.trl_python.exists() else None
     runs: dict[str, list[dict[str, Any]]] = {f"ajet {mode}": [] for mode in args.modes}
     if python:
         runs["TRL"] = []
+    if args.more:
+        runs.update(json.loads(args.json.read_text())["runs"])
     load = os.getloadavg()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
         save_model(model)
-        for seed in range(args.seeds):
+        for seed in args.seeds:
             for name in runs if seed % 2 == 0 else list(runs)[::-1]:
                 if name == "TRL":
                     assert python is not None
@@ -206,7 +216,7 @@ def main() -> None:
                     run = run_ours(model, seed, args.steps, args.threads, int(name == "ajet overlapped"))
                 runs[name].append(run)
                 print(
-                    f"seed {seed} {name:<16} {args.steps / run['steps_s']:6.2f} steps/s, {args.steps / run['whole_s']:6.2f} with "
+                    f"seed {seed} {name:<16} {run['steps_per_s']:6.2f} steps/s, {args.steps / run['whole_s']:6.2f} with "
                     f"start-up; reward {run['rewards'][0]:.3f} → {final(run):.3f}", flush=True,
                 )  # fmt: skip
     out: dict[str, Any] = {
@@ -221,14 +231,15 @@ def main() -> None:
         for mode in args.modes:
             pairs = list(zip(runs[f"ajet {mode}"], runs["TRL"], strict=True))
             row = {
-                "steps_ratio": [b["steps_s"] / a["steps_s"] for a, b in pairs],
+                "steps_ratio": [a["steps_per_s"] / b["steps_per_s"] for a, b in pairs],
                 "steps_ratio_with_start_up": [b["whole_s"] / a["whole_s"] for a, b in pairs],
                 "reward_difference": [final(a) - final(b) for a, b in pairs],
             }
             out["compared"][mode] = row
-            print(f"\n{mode}: ours to TRL, over {len(pairs)} seeds    median   min – max")
+            print(f"\n{mode}: ours to TRL, over {len(pairs)} seeds    median     mean   min – max")
             for name, values in row.items():
-                print(f"  {name:<32} {statistics.median(values):+10.3f}   {min(values):+.3f} – {max(values):+.3f}")
+                middle = f"{statistics.median(values):+8.3f} {statistics.fmean(values):+8.3f}"
+                print(f"  {name:<32} {middle}   {min(values):+.3f} – {max(values):+.3f}")
     if args.json:
         args.json.write_text(json.dumps(out, indent=1))
 

@@ -36,7 +36,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.gateways.load import Load, check, cpu_seconds, disk_ms, figures, resident_mb, run
+from benchmarks.gateways.load import Load, check, cpu_seconds, disk_ms, figures, resident_mb, run, settle
 from benchmarks.gateways.systems import DIRECT, System, all_systems
 from benchmarks.gateways.wire import Client, HttpError
 from benchmarks.gateways.workload import Workload, make
@@ -45,6 +45,8 @@ CONNECTIONS = 16
 FIRST, LAST = 1_000, 20_000
 """Calls after which memory is looked at."""
 START_S = 120.0
+SETTLE_S = 5.0
+"""Longest wait for a server to finish what it put off."""
 
 
 def free_port() -> int:
@@ -112,7 +114,9 @@ class Bench:
     async def loaded(self, system: System, pid: int, port: int, connections: int, load: Load, name: str) -> dict:
         cpu = cpu_seconds(pid)
         wall = await run(port, system.speaks, self.bodies, connections, load, name)
+        await settle(pid, SETTLE_S)
         found = figures(load.latencies, wall)
+        # What is put off until after the answers counts too.
         return {**found, "cpu_ms_per_call": (cpu_seconds(pid) - cpu) / found["calls"] * 1e3}
 
 

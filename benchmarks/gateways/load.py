@@ -111,6 +111,20 @@ def cpu_seconds(pid: int) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
+async def settle(pid: int, seconds: float) -> float:
+    """Wait until a process is idle, at most ``seconds``: what it had put off must not slow down the next one.
+
+    Returns the seconds it took.
+    """
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        before = cpu_seconds(pid)
+        await asyncio.sleep(0.1)
+        if cpu_seconds(pid) - before < 0.015:
+            break
+    return time.monotonic() - began
+
+
 def resident_mb(pid: int) -> float:
     """Resident memory of a process and its children."""
     total = 0

@@ -2,7 +2,7 @@
  *
  * Letters: N new tokens of all sequences, one behind the other; B sequences; W = (heads + 2 * kv) * dim.
  * Keys lie in tiles [block][kv head][dim][16], values in [block][kv head][16][padded dim]: sixteen keys at once are one
- * vector, and so are sixteen entries of a value.
+ * vector, and so are sixteen entries of a value. Weights [M, K] are packed as [M / 32][K][32], zeros behind the last.
  */
 #include <math.h>
 #include <stdint.h>
@@ -10,6 +10,7 @@
 
 #define LANES 16
 #define ROWS 12
+#define PANEL 32
 
 typedef float vec __attribute__((vector_size(64)));
 typedef float vec_u __attribute__((vector_size(64), aligned(4)));
@@ -199,34 +200,117 @@ void ajet_attend(const float *qkv, float *out, const float *pool_k, const float 
         }
 }
 
-/* x += y where y is given; out = x / rms(x) * weight. */
-void ajet_norm(float *x, const float *y, const float *weight, float *out, int64_t N, int64_t H, float eps) {
-    const int64_t whole = H - H % LANES;
-    for (int64_t n = 0; n < N; n++, x += H, out += H) {
-        vec squares = splat(0);
-        float rest = 0;
-        if (y) {
-            for (int64_t i = 0; i < H; i++) x[i] += y[i];
-            y += H;
+/* buffer [R][32] = R rows of a [K][R] times one panel [K][32] of packed weights. */
+INLINE void panel_rows(const int R, const float *a, const float *w, int64_t K, float *buffer) {
+    vec low[R], high[R];
+    for (int r = 0; r < R; r++) low[r] = high[r] = splat(0);
+    for (int64_t k = 0; k < K; k++, a += R, w += PANEL) {
+        const vec x = *(const vec_u *)w, y = *(const vec_u *)(w + LANES);
+        for (int r = 0; r < R; r++) {
+            const vec by = splat(a[r]);
+            low[r] += x * by;
+            high[r] += y * by;
         }
-        for (int64_t i = 0; i < whole; i += LANES) {
-            const vec v = *(const vec_u *)(x + i);
-            squares += v * v;
-        }
-        for (int64_t i = whole; i < H; i++) rest += x[i] * x[i];
-        const float by = 1.0f / sqrtf((sum_lanes(squares) + rest) / (float)H + eps);
-        for (int64_t i = 0; i < H; i++) out[i] = x[i] * by * weight[i];
+    }
+    for (int r = 0; r < R; r++) {
+        *(vec_u *)(buffer + r * PANEL) = low[r];
+        *(vec_u *)(buffer + r * PANEL + LANES) = high[r];
     }
 }
 
-/* out [N, I] = silu(gate) * up of [N, gate | up]. */
-void ajet_gate(const float *gate_up, float *out, int64_t N, int64_t I) {
-    for (int64_t n = 0; n < N; n++, gate_up += 2 * I, out += I) {
+static void panel(int R, const float *a, const float *w, int64_t K, float *buffer) {
+#undef CASE
+#define CASE(n)                                                                                                         \
+    case n:                                                                                                             \
+        panel_rows(n, a, w, K, buffer);                                                                                 \
+        break;
+    switch (R) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) }
+}
+
+/* a [H][R] = R rows of x / rms * weight. */
+static void normed(int R, const float *x, const float *weight, float *a, int64_t H, float eps) {
+    for (int r = 0; r < R; r++, x += H) {
+        float squares = 0;
+        vec lanes = splat(0);
         int64_t i = 0;
-        for (; i + LANES <= I; i += LANES) {
-            const vec g = *(const vec_u *)(gate_up + i), u = *(const vec_u *)(gate_up + I + i);
-            *(vec_u *)(out + i) = g / (splat(1.0f) + vexp(-g)) * u;
+        for (; i + LANES <= H; i += LANES) {
+            const vec v = *(const vec_u *)(x + i);
+            lanes += v * v;
         }
-        for (; i < I; i++) out[i] = gate_up[i] / (1.0f + expf(-gate_up[i])) * gate_up[I + i];
+        for (; i < H; i++) squares += x[i] * x[i];
+        const float by = 1.0f / sqrtf((sum_lanes(lanes) + squares) / (float)H + eps);
+        for (i = 0; i < H; i++) a[i * R + r] = x[i] * by * weight[i];
     }
+}
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* out [N, M] = norm(x) times packed weights, plus bias where given; rows first <= n < last. scratch: 12 * (H + 32). */
+void ajet_in(const float *x, const float *norm, const float *w, const float *bias, float *out, int64_t first,
+             int64_t last, int64_t H, int64_t M, float eps, float *scratch) {
+    float *buffer = scratch + ROWS * H;
+    for (int64_t n = first; n < last; n += ROWS) {
+        const int R = (int)least(ROWS, last - n);
+        normed(R, x + n * H, norm, scratch, H, eps);
+        for (int64_t m = 0; m < M; m += PANEL) {
+            const int64_t count = least(PANEL, M - m);
+            panel(R, scratch, w + m * H, H, buffer);
+            for (int r = 0; r < R; r++) {
+                float *to = out + (n + r) * M + m, *from = buffer + r * PANEL;
+                if (bias)
+                    for (int64_t i = 0; i < count; i++) to[i] = from[i] + bias[m + i];
+                else
+                    memcpy(to, from, count * sizeof(float));
+            }
+        }
+    }
+}
+
+static void add_product(int R, const float *a, const float *w, int64_t K, float *x, int64_t H, float *buffer) {
+    for (int64_t m = 0; m < H; m += PANEL) {
+        const int64_t count = least(PANEL, H - m);
+        panel(R, a, w + m * K, K, buffer);
+        for (int r = 0; r < R; r++)
+            for (int64_t i = 0; i < count; i++) x[r * H + m + i] += buffer[r * PANEL + i];
+    }
+}
+
+/* x += o times wo; x += down(silu(gate) * up) of norm(x): the rest of a layer behind attention, for first <= n < last.
+ * I is a multiple of 32. scratch: 12 * (max(A, H) + I + 64). */
+void ajet_out(float *x, const float *o, const float *wo, const float *norm, const float *gate, const float *up,
+              const float *down, int64_t first, int64_t last, int64_t H, int64_t A, int64_t I, float eps,
+              float *scratch) {
+    float *inner = scratch + ROWS * (A > H ? A : H), *buffer = inner + ROWS * I, *other = buffer + ROWS * PANEL;
+    for (int64_t n = first; n < last; n += ROWS) {
+        const int R = (int)least(ROWS, last - n);
+        for (int r = 0; r < R; r++)
+            for (int64_t i = 0; i < A; i++) scratch[i * R + r] = o[(n + r) * A + i];
+        add_product(R, scratch, wo, A, x + n * H, H, buffer);
+        normed(R, x + n * H, norm, scratch, H, eps);
+        for (int64_t m = 0; m < I; m += PANEL) {
+            panel(R, scratch, gate + m * H, H, buffer);
+            panel(R, scratch, up + m * H, H, other);
+            for (int r = 0; r < R; r++)
+                for (int64_t i = 0; i < PANEL; i += LANES) {
+                    const vec g = *(const vec_u *)(buffer + r * PANEL + i), u = *(const vec_u *)(other + r * PANEL + i);
+                    const vec y = g / (splat(1.0f) + vexp(-g)) * u;
+                    for (int64_t l = 0; l < LANES; l++) inner[(m + i + l) * R + r] = y[l];
+                }
+        }
+        add_product(R, inner, down, I, x + n * H, H, buffer);
+    }
+}
+
+/* One layer over all sequences; where only_last, tail [B, H] gets the last row of each and goes on alone. */
+void ajet_layer(float *x, float *tail, float *qkv, float *o, float *const *w, float *pool_k, float *pool_v,
+                const int32_t *tables, int64_t K, const int32_t *start, const int32_t *offset, const float *cos,
+                const float *sin, int64_t B, int64_t H, int64_t I, int64_t heads, int64_t kv, int64_t dim, int64_t padded,
+                int64_t only_last, float eps, float *scratch) {
+    const int64_t N = offset[B], A = heads * dim;
+    ajet_in(x, w[0], w[1], w[2], qkv, 0, N, H, (heads + 2 * kv) * dim, eps, scratch);
+    ajet_store(qkv, pool_k, pool_v, tables, K, start, offset, cos, sin, 0, B, heads, kv, dim, padded);
+    ajet_attend(qkv, o, pool_k, pool_v, tables, K, start, offset, 0, B, heads, kv, dim, padded, only_last, scratch);
+    if (only_last)
+        for (int64_t b = 0; b < B; b++) memcpy(tail + b * H, x + (offset[b + 1] - 1) * H, H * sizeof(float));
+    ajet_out(only_last ? tail : x, o, w[3], w[4], w[5], w[6], w[7], 0, only_last ? B : N, H, A, I, eps, scratch);
 }

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ajet.backbone.embedded import qwen2
-from ajet.backbone.embedded.native import NativeForward, kernel
+from ajet.backbone.embedded.native import SMALL_LAYER, NativeForward, kernel
 from ajet.backbone.embedded.packing import Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
 from ajet.schema.errors import ConfigError
@@ -97,7 +97,9 @@ class Qwen2Net:
 
     def native(self) -> NativeForward | None:
         embed = self._served["embed"]
-        library = kernel() if embed.device.type == "cpu" and embed.dtype == torch.float32 else None
+        layer = sum(w.numel() for name, w in self._served.items() if name.startswith("0."))
+        fits = embed.device.type == "cpu" and embed.dtype == torch.float32 and layer <= SMALL_LAYER
+        library = kernel() if fits else None
         return NativeForward(library, lambda: self._served, self.shape, self._rope) if library else None
 
     def logits_at(self, part: Pass) -> torch.Tensor:
