@@ -1,11 +1,11 @@
 """The whole loop against TRL's GRPOTrainer: same model, same single-turn task, same groups, lengths and optimizer steps.
 
-    python -m benchmarks.trl_grpo --trl-python PATH [--seeds 5] [--steps 150] [--threads 1] [--json out.json]
+    python -m benchmarks.trl_grpo --trl-python PATH [--seeds 0 1 2 3 4] [--steps 150] [--threads 1] [--json out.json]
 
 The model is a random Qwen2 of the built-in one's size with the built-in tokenizer; a task asks for nothing and the reward is
-the share of vowels in the reply (``benchmarks/task_reward.py``), so that both sides have the same way to go. A step is one
-group of 8 completions of at most 64 tokens at temperature 1, GRPO's loss with the mean over each reply's tokens and then over
-replies, no KL term, one AdamW step (same rate, betas, clipping; no weight decay), float32.
+the share of characters in the reply that are not ASCII (``benchmarks/task_reward.py``). A step is one group of 8 completions
+of at most 64 tokens at temperature 1, GRPO's loss with the mean over each reply's tokens and then over replies, no KL term,
+one AdamW step (same rate, betas, clipping; no weight decay), float32.
 
 Ours is the whole loop as a user runs it: a server process with its journal on (every answer on disk before it is sent), its
 backbone process, and this process as a client, by HTTP. ``strict``: a step's episodes begin when the step before is

@@ -8,11 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ajet.backbone.embedded import native
 from ajet.backbone.embedded.native import kernel
 from ajet.backbone.embedded.net import load_net
 from ajet.backbone.embedded.paged import BLOCK, PagedKV
 from ajet.backbone.embedded.sampler import Sampler
+from ajet.backbone.models import model_dir
 from ajet.backbone.protocol import Chunk, Sampling
+from ajet.default_config.schema import BUILTIN_MODEL
 from ajet.schema.errors import ContextLengthExceeded, InvalidRequest
 from tests.unit.backbone import tiny
 from tests.unit.backbone.tiny import prompt
@@ -33,8 +36,8 @@ def _both_ways(request, monkeypatch):
 
 def make_sampler(directory, blocks=400, max_seqs=16, max_len=300, seed=0):
     net = load_net(directory, CPU, torch.float32)
-    native = net.native()
-    kv = PagedKV(net.kv_layers, blocks, CPU, torch.float32, tiled=native is not None)
+    forward = net.native()
+    kv = PagedKV(net.kv_layers, blocks, CPU, torch.float32, tiled=forward is not None)
     sampler = Sampler(
         net.extend,
         kv,
@@ -44,7 +47,7 @@ def make_sampler(directory, blocks=400, max_seqs=16, max_len=300, seed=0):
         eos=frozenset({tiny.EOS}),
         seed=seed,
         version=0,
-        native=native,
+        native=forward,
     )
     return sampler, net, kv
 
@@ -193,6 +196,25 @@ def test_prompts_of_one_pass_share_the_blocks_it_is_going_to_fill(qwen2_dir):
     assert sampler.counters["reused_tokens"] == 5 * len(common)
     for key, ids in prompts.items():
         assert_faithful(qwen2_dir, ids, chunks[key][0])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_share_a_pass(qwen2_dir, monkeypatch, threads):
+    monkeypatch.setattr(native, "_PARALLEL_WORK", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    sampler, _, _ = make_sampler(qwen2_dir)
+    prompts = {key: prompt(key, 3 + 17 * key) for key in range(7)}
+    for key, ids in prompts.items():
+        sampler.submit(key, ids, Sampling(max_tokens=6 + key, ignore_eos=True))
+    for key, chunks in drain(sampler).items():
+        assert_faithful(qwen2_dir, prompts[key], chunks[0])
+
+
+def test_heads_that_fill_no_whole_vector_are_sampled_right():
+    directory = model_dir(BUILTIN_MODEL)
+    sampler, _, _ = make_sampler(directory)
+    ids = prompt(5, 60)
+    assert_faithful(directory, ids, one(sampler, ids, max_tokens=30, ignore_eos=True))
 
 
 def test_without_a_compiler_torch_samples(qwen2_dir, monkeypatch, tmp_path):
