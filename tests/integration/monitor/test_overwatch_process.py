@@ -174,7 +174,9 @@ def test_it_starts_before_the_server_outlives_it_and_goes_on_until_q(server):
         server.kill()
         terminal.read_until("lost the server at ")
         start(server)
-        terminal.read_until("ROLLING")
+        body = {"client_id": "desk", "request_id": "b9", "task_id": "deal-9", "wait_s": 30}
+        assert httpx.post(server.url + "/swarm/v1/episodes", json=body, timeout=DEADLINE_S).status_code == 201
+        terminal.read_until("deal-9")
         terminal.press(b"q")
         assert terminal.wait() == 0
     finally:
