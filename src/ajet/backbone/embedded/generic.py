@@ -29,7 +29,7 @@ class GenericNet:
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
         config = model.config.get_text_config()
-        self.vocab = config.vocab_size
+        self.vocab, self.shares_beginnings = config.vocab_size, False
         self.max_position = int(getattr(config, "max_position_embeddings", 0) or 2**20)
         self.kv_layers = _kv_layers(model)
         self._parameters = dict(model.named_parameters())  # tied weights appear once

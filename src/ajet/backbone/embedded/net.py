@@ -30,6 +30,8 @@ class Net(Protocol):
 
     vocab: int
     max_position: int
+    shares_beginnings: bool
+    """Whether a training pass computes what its samples have in common once."""
     kv_layers: list[tuple[int, int]]
     """(kv heads, head dim) of each layer."""
     dtype: torch.dtype
@@ -75,7 +77,7 @@ class Qwen2Net:
         self, weights: qwen2.Weights, shape: qwen2.Qwen2Shape, config: dict[str, Any], dtype: torch.dtype
     ) -> None:
         self.shape, self.config, self.dtype = shape, config, dtype
-        self.vocab, self.max_position = shape.vocab, shape.max_position
+        self.vocab, self.max_position, self.shares_beginnings = shape.vocab, shape.max_position, True
         self.kv_layers = [(shape.kv_heads, shape.head_dim)] * shape.layers
         self._weights = weights
         self._rope = qwen2.Rope(shape, weights["embed"].device, dtype)

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ajet.backbone.embedded.attention import at_positions, causal
 from ajet.backbone.embedded.fused import Rotate, SwiGLU, rms_norm, rotate_
-from ajet.backbone.embedded.packing import Pass
+from ajet.backbone.embedded.packing import Group, Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
 
 Weights = dict[str, torch.Tensor]
@@ -126,8 +127,8 @@ def hidden_at(w: Weights, shape: Qwen2Shape, rope: Rope, part: Pass) -> torch.Te
     Padding needs no mask: it stands behind everything that is read. The last layer attends from, and goes on with, the
     wanted positions only.
     """
-    kv, dim = shape.kv_heads, shape.head_dim
-    width = (shape.heads + 2 * kv) * dim
+    kv, dim, across = shape.kv_heads, shape.head_dim, shape.heads * shape.head_dim
+    width = across + 2 * kv * dim
     cos, sin = rope.tables(part.longest)
     half = dim // 2
     cos_U, sin_U = cos[part.position_U, None, :half], sin[part.position_U, None, :half]
@@ -137,19 +138,15 @@ def hidden_at(w: Weights, shape: Qwen2Shape, rope: Rope, part: Pass) -> torch.Te
         qkv_U = F.linear(h, w[f"{i}.qkv"], w[f"{i}.qkv_bias"]).view(-1, shape.heads + 2 * kv, dim)
         qkv_U = Rotate.apply(qkv_U, cos_U, sin_U, shape.heads + kv).view(-1, width)
         if i < shape.layers - 1:
-            attended = [
-                _causal(_gather(qkv_U, group.index_B_T), shape).reshape(-1, shape.heads * dim) for group in part.groups
-            ]
+            attended = [_attend_from(qkv_U, group, shape, group.start).reshape(-1, across) for group in part.groups]
             o = _gather(attended[0] if len(attended) == 1 else torch.cat(attended), part.home_U)
         else:
             attended = []
             for group in part.groups:
-                T = group.index_B_T.shape[1]
-                tail = _causal(_gather(qkv_U, group.index_B_T), shape, group.first_wanted).reshape(
-                    -1, shape.heads * dim
-                )
-                row, column = group.wanted_N // T, group.wanted_N % T
-                attended.append(_gather(tail, row * (T - group.first_wanted) + column - group.first_wanted))
+                if 2 * group.wanted_B_W.shape[1] < group.index_B_T.shape[1]:
+                    attended.append(_gather(_attend_at(qkv_U, group, shape).reshape(-1, across), group.slot_N))
+                else:  # nearly all of them: torch's causal kernel has half the work
+                    attended.append(_gather(_attend_from(qkv_U, group, shape, 0).reshape(-1, across), group.wanted_N))
             o = attended[0] if len(attended) == 1 else torch.cat(attended)
             x = _gather(x, torch.cat([group.index_B_T.view(-1)[group.wanted_N] for group in part.groups]))
         x = x + F.linear(o, w[f"{i}.o"])
@@ -163,17 +160,24 @@ def _gather(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return F.embedding(index, rows)
 
 
-def _causal(qkv_B_T: torch.Tensor, shape: Qwen2Shape, start: int = 0) -> torch.Tensor:
+def _heads(rows: torch.Tensor, shape: Qwen2Shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k, v ``[B, heads, T, dim]`` of gathered ``[B, T, width]``."""
+    sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
+    q, k, v = rows.unflatten(-1, (sum(sizes), shape.head_dim)).transpose(1, 2).split(sizes, 1)
+    return q, k, v
+
+
+def _attend_from(qkv_U: torch.Tensor, group: Group, shape: Qwen2Shape, start: int) -> torch.Tensor:
     """Causal attention from position ``start`` on: ``[B, T - start, heads, dim]``."""
-    B, T, _ = qkv_B_T.shape
-    heads, kv = shape.heads, shape.kv_heads
-    q, k, v = qkv_B_T.view(B, T, heads + 2 * kv, shape.head_dim).transpose(1, 2).split([heads, kv, kv], 1)
-    mask = None
-    if start:
-        q = q[:, :, start:]
-        mask = torch.ones(T - start, T, dtype=torch.bool, device=q.device).tril_(start)
-    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=heads != kv)
-    return o.transpose(1, 2)
+    q, k, v = _heads(_gather(qkv_U, group.index_B_T), shape)
+    return causal(q[:, :, start:], k, v).transpose(1, 2)
+
+
+def _attend_at(qkv_U: torch.Tensor, group: Group, shape: Qwen2Shape) -> torch.Tensor:
+    """Causal attention at the wanted positions: ``[B, W, heads, dim]``."""
+    _, k, v = _heads(_gather(qkv_U, group.index_B_T), shape)
+    q, _, _ = _heads(_gather(qkv_U, group.index_B_T.gather(1, group.wanted_B_W)), shape)
+    return at_positions(q, k, v, group.wanted_B_W).transpose(1, 2)
 
 
 def extend(w: Weights, shape: Qwen2Shape, rope: Rope, kv: PagedKV, ext: Extension) -> torch.Tensor:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +18,8 @@ import torch
 
 from ajet.backbone.embedded.draw import draw
 from ajet.backbone.embedded.native import NativeForward, Ragged
-from ajet.backbone.embedded.paged import BLOCK, Extension, Held, PagedKV
+from ajet.backbone.embedded.paged import BLOCK, Extension, PagedKV
+from ajet.backbone.embedded.request import Request, check_sampling
 from ajet.backbone.protocol import Chunk, FinishReason, Sampling
 from ajet.schema.errors import ContextLengthExceeded, InvalidRequest
 
@@ -38,26 +37,6 @@ class Forward(Protocol):
     """New tokens over cached ones → float32 logits ``[B, V]`` after each sequence's last token."""
 
     def __call__(self, kv: PagedKV, ext: Extension) -> torch.Tensor: ...
-
-
-@dataclass
-class _Request:
-    key: int
-    ids: list[int]
-    prompt: int
-    sampling: Sampling
-    stops: frozenset[int]
-    limit: int
-    stream: bool
-    order: int
-    uniform: Callable[[], float]
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    top: list[list[tuple[int, float]]] = field(default_factory=list)
-    held: Held = field(default_factory=Held)
-    slot: int = -1
-    sent: int = 0
-    deferred: bool = False
 
 
 class Sampler:
@@ -93,10 +72,10 @@ class Sampler:
         self._pass_tokens = _PASS_TOKENS.get(kv.device.type, 2048)
         self._random = random.Random(seed)
         self._order = itertools.count()
-        self._waiting: deque[_Request] = deque()
-        self._prefilling: list[_Request] = []
-        self._active: dict[int, _Request] = {}
-        self._by_key: dict[int, _Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._prefilling: list[Request] = []
+        self._active: dict[int, Request] = {}
+        self._by_key: dict[int, Request] = {}
         self._held_back = 0
         self._slots = list(range(max_seqs - 1, -1, -1))
         self._token_S = np.zeros(max_seqs, np.int64)
@@ -133,12 +112,12 @@ class Sampler:
                 f"has {self._vocab}: tokenizer and model do not belong together.",
                 param="messages",
             )
-        _check_sampling(sampling)
+        check_sampling(sampling)
         seed = sampling.seed if sampling.seed is not None else self._random.getrandbits(64)
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
         limit = min(len(ids) + sampling.max_tokens, self._max_len)
         uniform = random.Random(seed).random
-        request = _Request(key, list(ids), len(ids), sampling, stops, limit, stream, next(self._order), uniform)
+        request = Request(key, list(ids), len(ids), sampling, stops, limit, stream, next(self._order), uniform)
         self._by_key[key] = request
         self._waiting.append(request)
         self.counters["requests"] += 1
@@ -205,11 +184,11 @@ class Sampler:
         self._held_back = 0
         return False
 
-    def _prefill_groups(self) -> list[list[_Request]]:
+    def _prefill_groups(self) -> list[list[Request]]:
         """What to compute in this tick: groups of similar length, at most one of those that share a long beginning."""
         budget = self._pass_tokens
         computing: set[tuple[int, ...]] = set()
-        chosen: list[tuple[int, _Request]] = []
+        chosen: list[tuple[int, Request]] = []
         for request in self._prefilling:
             if request.deferred:
                 self._rematch(request)
@@ -226,7 +205,7 @@ class Sampler:
             budget -= todo
             chosen.append((todo, request))
         chosen.sort(key=lambda c: (c[1].held.length == 0, c[0], c[1].order))
-        groups: list[list[_Request]] = []
+        groups: list[list[Request]] = []
         shortest, fresh = 0, False
         for todo, request in chosen:
             if not groups or todo > 1.3 * shortest + 8 or (request.held.length == 0) != fresh:
@@ -235,7 +214,7 @@ class Sampler:
             groups[-1].append(request)
         return groups
 
-    def _rematch(self, request: _Request) -> None:
+    def _rematch(self, request: Request) -> None:
         """Look again what the cache has, now that others have computed."""
         request.deferred = False
         held = self._kv.match(request.ids)
@@ -246,7 +225,7 @@ class Sampler:
         else:
             self._kv.free(held)
 
-    def _prefill(self, group: list[_Request], out: list[tuple[int, Chunk]]) -> None:
+    def _prefill(self, group: list[Request], out: list[tuple[int, Chunk]]) -> None:
         portions = [r.ids[: r.held.length + self._pass_tokens] for r in group]
         ext = self._kv.extension([(r.held, ids) for r, ids in zip(group, portions, strict=True)])
         logits_B_V = self._forward(self._kv, ext)
@@ -307,7 +286,7 @@ class Sampler:
         if ready:
             self._sample(ready, logits_B_V, out)
 
-    def _portions(self) -> list[tuple[_Request, int, int]]:
+    def _portions(self) -> list[tuple[Request, int, int]]:
         """What of the prompts to compute in this pass: (request, from, to).
 
         Blocks that the pass is going to fill are findable at once: it writes all keys and values of a layer before any are
@@ -334,7 +313,7 @@ class Sampler:
             if len(request.held.blocks) * BLOCK <= request.held.length and request.slot in self._active:
                 self._make_room(request)
 
-    def _decoded(self, requests: list[_Request]) -> None:
+    def _decoded(self, requests: list[Request]) -> None:
         for request in requests:
             held = request.held
             held.length += 1
@@ -359,7 +338,7 @@ class Sampler:
         self._decoded(requests)
         self._sample(requests, logits_B_V, out)
 
-    def _make_room(self, request: _Request) -> None:
+    def _make_room(self, request: Request) -> None:
         """One more block for ``request``; the youngest sequence goes back to the queue where there is none."""
         while not self._kv.grow(request.held, request.held.length + 1):
             victims = self._prefilling or list(self._active.values())
@@ -373,7 +352,7 @@ class Sampler:
                 return
         self._write_table(request)
 
-    def _write_table(self, request: _Request) -> None:
+    def _write_table(self, request: Request) -> None:
         blocks = request.held.blocks
         if len(blocks) > self._table_S_K.shape[1]:
             wider = np.zeros((len(self._table_S_K), 2 * len(blocks)), np.int64)
@@ -381,7 +360,7 @@ class Sampler:
             self._table_S_K = wider
         self._table_S_K[request.slot, : len(blocks)] = blocks
 
-    def _sample(self, requests: list[_Request], logits_B_V: torch.Tensor, out: list[tuple[int, Chunk]]) -> None:
+    def _sample(self, requests: list[Request], logits_B_V: torch.Tensor, out: list[tuple[int, Chunk]]) -> None:
         drawn = draw(logits_B_V, [r.sampling for r in requests], [r.uniform() for r in requests])
         self.counters["sampled_tokens"] += len(requests)
         for b, request in enumerate(requests):
@@ -402,28 +381,12 @@ class Sampler:
                 del self._by_key[request.key]
                 self._retire(request)
             if finish is not None or request.stream:
-                out.append((request.key, _chunk(request, finish)))
+                out.append((request.key, request.chunk(finish)))
 
-    def _retire(self, request: _Request) -> None:
+    def _retire(self, request: Request) -> None:
         """Give up slot and blocks (what is full stays cached)."""
         self._kv.free(request.held)
         if request.slot >= 0:
             self._active.pop(request.slot, None)
             self._slots.append(request.slot)
             request.slot = -1
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    if sampling.max_tokens < 1:
-        raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
-    if not 0 <= sampling.temperature < float("inf"):
-        raise InvalidRequest("temperature must be 0 (the most probable token) or positive.", param="temperature")
-    if not 0 < sampling.top_p <= 1:
-        raise InvalidRequest("top_p must be above 0 and at most 1.", param="top_p")
-
-
-def _chunk(request: _Request, finish: FinishReason | None) -> Chunk:
-    """What ``request`` has not sent yet."""
-    sent, start = request.sent, request.prompt + request.sent
-    request.sent = len(request.logprobs)
-    return Chunk(request.ids[start:], request.logprobs[sent:], request.versions[sent:], request.top[sent:], finish)

@@ -56,7 +56,12 @@ class Trainer:
         self._reference = reference
         self._progressed = progressed
         self._loss: Any = None
-        self._pass_tokens = min(config.max_tokens_per_microbatch, _CPU_PASS_TOKENS if device.type == "cpu" else 2**31)
+        self._pass_tokens = config.max_tokens_per_microbatch
+        self._best_tokens: int | None = None
+        if device.type == "cpu":
+            self._best_tokens = min(self._pass_tokens, _CPU_PASS_TOKENS)
+            if not net.shares_beginnings:
+                self._pass_tokens = self._best_tokens
 
     def train_step(self, batch: TrainBatch) -> StepResult:
         """One batch. Raises :class:`EngineStateConflict` for a step that does not follow, changing nothing."""
@@ -101,7 +106,8 @@ class Trainer:
 
     def passes(self, pieces: Sequence[Piece]) -> list[Pass]:
         """``pieces`` cut into forward passes that fit."""
-        return passes(pieces, self._pass_tokens, max(1, _PASS_LOGITS // self.net.vocab), self.device)
+        wanted = max(1, _PASS_LOGITS // self.net.vocab)
+        return passes(pieces, self._pass_tokens, wanted, self.device, best_tokens=self._best_tokens)
 
     def reference(self) -> Net:
         return self._reference()
@@ -214,7 +220,9 @@ class _Work:
         if total <= limit:
             portions = [forwarded] if forwarded else []
         elif self.loss.additive and max(size[r] for r in forwarded) <= limit:
-            portions = _portions(forwarded, size, limit)
+            # Rows that begin alike stand together, so that their beginnings are computed once.
+            begins = {r: np.ascontiguousarray(by_row[r][0].ids_T, ">i4").tobytes() for r in forwarded}
+            portions = _portions(sorted(forwarded, key=lambda r: (begins[r], r)), size, limit)
         else:
             portions = []
             self._two_pass(forwarded, by_row, all_rows, totals)

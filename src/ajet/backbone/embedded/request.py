@@ -1,0 +1,48 @@
+"""One request on its way through the sampler, and what of its parameters is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ajet.backbone.embedded.paged import Held
+from ajet.backbone.protocol import Chunk, FinishReason, Sampling
+from ajet.schema.errors import InvalidRequest
+
+
+@dataclass
+class Request:
+    """``ids`` are the prompt's ``prompt`` tokens and what was sampled behind them, at most ``limit`` together."""
+
+    key: int
+    ids: list[int]
+    prompt: int
+    sampling: Sampling
+    stops: frozenset[int]
+    limit: int
+    stream: bool
+    order: int
+    uniform: Callable[[], float]
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    held: Held = field(default_factory=Held)
+    slot: int = -1
+    sent: int = 0
+    deferred: bool = False
+
+    def chunk(self, finish: FinishReason | None) -> Chunk:
+        """What has not been sent yet."""
+        sent, start = self.sent, self.prompt + self.sent
+        self.sent = len(self.logprobs)
+        return Chunk(self.ids[start:], self.logprobs[sent:], self.versions[sent:], self.top[sent:], finish)
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises :class:`InvalidRequest` for what cannot be sampled."""
+    if sampling.max_tokens < 1:
+        raise InvalidRequest("max_tokens must be at least 1.", param="max_tokens")
+    if not 0 <= sampling.temperature < float("inf"):
+        raise InvalidRequest("temperature must be 0 (the most probable token) or positive.", param="temperature")
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidRequest("top_p must be above 0 and at most 1.", param="top_p")
