@@ -2,7 +2,7 @@
 
 All servers run at once, each one process with one worker, in front of the same fake model: a process that answers at once
 with 100 tokens, their ids and log-probs. They are loaded one after another, in an order that turns with every round, first
-by one client, then by 16. Every client plays whole episodes of twelve growing calls (160 to 2,300 tokens; begin, calls, reward)
+by one client, then by 16. Every client plays whole episodes of twelve growing calls (330 to 2,400 tokens; begin, calls, reward)
 and latencies are those of the calls. *Added* p50 is what one client waits longer than without a gateway, in the same round.
 Memory is measured apart, on fresh servers: resident after 1,000 calls and after 20,000, or as many as fit --memory-seconds.
 
@@ -24,6 +24,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -222,6 +223,10 @@ def show(systems: list[System], table: dict[str, Any]) -> None:
 
 
 async def bench(options: argparse.Namespace) -> dict[str, Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    # Whoever ends the benchmark ends its servers.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     pythons = {
         n: getattr(options, f"{n}_python") or options.peers_python for n in ("rllm", "agentlightning", "litellm")
     }
@@ -282,7 +287,10 @@ def main() -> None:
     parser.add_argument("--fast-dir", help="a folder in memory: measures our journal there too")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    result = uvloop.run(bench(options))
+    try:
+        result = uvloop.run(bench(options))
+    except asyncio.CancelledError:
+        sys.exit("ended before it was done")
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=1))
 

@@ -1,7 +1,7 @@
 """What is played through every gateway: one conversation of twelve calls, its tokenizer, and what the model answers.
 
 Each call quotes all before it: 640 characters of system message, 12 user turns of about 330 characters, and replies of 100
-tokens (99 and the stop token). The tokenizer is a byte-level BPE of common words, so that a token has some 4.5 characters,
+tokens (99 and the stop token). The tokenizer is a byte-level BPE of common words, so that a token has some four characters,
 as with the vocabularies of real models.
 """
 
