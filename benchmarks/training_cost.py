@@ -97,17 +97,12 @@ def sharing(on: bool) -> Iterator[None]:
     if on:
         yield
         return
-    merge = packing._merge
-
-    def apart(samples: Any) -> list[np.ndarray]:
-        ends = np.cumsum([len(ids) for ids in samples])
-        return [np.arange(end - len(ids), end) for ids, end in zip(samples, ends, strict=True)]
-
-    packing._merge = apart
+    shared = packing._shared
+    packing._shared = lambda _a, _b: 0
     try:
         yield
     finally:
-        packing._merge = merge
+        packing._shared = shared
 
 
 def measure(model: Path, conversations: list[Conversation], group: int, vocab: int, rounds: int) -> dict[str, Any]:

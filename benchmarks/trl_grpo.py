@@ -10,7 +10,8 @@ one AdamW step (same rate, betas, clipping; no weight decay), float32.
 Ours is the whole loop as a user runs it: a server process with its journal on (every answer on disk before it is sent), its
 backbone process, and this process as a client, by HTTP. ``strict``: a step's episodes begin when the step before is
 trained, as TRL does it. ``overlapped``: as shipped, episodes of the next step begin meanwhile and may lag one policy version.
-TRL is one process that calls its own functions; logging and saving are off there, and gradient checkpointing.
+TRL is one process that calls its own functions, of the niceness of our backbone process; logging and saving are off there,
+and gradient checkpointing.
 
 Runs alternate; for each seed all run one after the other. Steps/s are of the steps after the first ten (libraries are still
 being loaded during the first), and with start-up: all steps, from the start of the first process until all have ended.
@@ -38,6 +39,7 @@ from typing import Any
 
 import httpx
 
+from ajet.backbone.embedded.worker import NICENESS
 from ajet.backbone.models import model_dir
 from ajet.client import SwarmClient
 from ajet.copilot.job import AgentJetJob
@@ -80,7 +82,7 @@ def run_trl(python: Path, model: Path, seed: int, steps: int, threads: int) -> d
         started = time.time()
         done = subprocess.run(
             [str(python), str(Path(__file__).with_name("trl_peer.py")), json.dumps(job)],
-            capture_output=True, text=True, env=environment,
+            capture_output=True, text=True, env=environment, preexec_fn=lambda: os.nice(NICENESS),
         )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f"TRL ended with {done.returncode}:\n{done.stderr[-2000:]}")
