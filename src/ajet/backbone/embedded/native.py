@@ -69,7 +69,7 @@ def kernel() -> Any | None:
         return None
     try:
         library = ctypes.CDLL(str(_compiled()))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: nobody's home directory
         log.info("no native sampler kernel (%s): torch does it", error)
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
