@@ -189,7 +189,7 @@ class LoraConfig(Node):
 
 class CheckpointConfig(Node):
     keep_last: Positive = 3
-    """Newest checkpoints kept."""
+    """Newest checkpoints kept; the journal leads on exactly from each. With 1 there is none before it to resume from."""
     keep_best: NonNegative = 1
     """Best checkpoints (by ``best_metric``) kept beside them."""
     best_metric: str = "reward/mean"
