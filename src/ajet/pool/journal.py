@@ -28,17 +28,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ajet.pool.disk_health import SLOW_S, DiskHealth, is_damage
-from ajet.pool.filesystem import refuse_network_filesystem
-from ajet.pool.journal_sql import INSERT_CALL, MIGRATIONS, SCHEMA, SCHEMA_VERSION, compact_slice, write_record
+from ajet.pool.filesystem import free_bytes, refuse_network_filesystem
+from ajet.pool.journal_sql import INSERT_CALL, compact_slice, write_record
+from ajet.pool.journal_write import open_for_writing
 from ajet.pool.lock import take_lock
-from ajet.pool.records import CallRecorded, MetaSet, Record, pack_call, seal
-from ajet.schema.errors import AjetError, ConfigError, DiskRefused, JournalDamaged
+from ajet.pool.records import CallRecorded, MetaSet, Record, pack_call
+from ajet.schema.errors import AjetError, DiskRefused, JournalDamaged
 
 log = logging.getLogger("ajet.journal")
 
 RESERVE_BYTES = 1 << 20
 GROUP_LIMIT = 4096
 PROBE_S = 0.5
+ROOMY_BYTES = 1 << 30
+"""With so much free space the write-ahead log takes its room in advance."""
 SAY_SLOW_EVERY_S = 30.0
 
 
@@ -89,6 +92,7 @@ class Journal:
         refuse_network_filesystem(self.path.parent)
         self._lock_file = take_lock(self.path)
         self._reserve = self.path.with_suffix(".reserve")
+        self._roomy = False
         self._stale = False
         """The connection must be opened anew before it is used again."""
         self.commits = 0
@@ -159,7 +163,7 @@ class Journal:
         loop = self._bind()
         future: asyncio.Future[None] = loop.create_future()
         self._hand_over()
-        self._queue.put(_Control(lambda db: compact_slice(db, step), future))
+        self._queue.put(_Control(lambda db: compact_slice(db, step, self._roomy), future))
         return future
 
     async def execute(self, run: Callable[[sqlite3.Connection], None]) -> None:
@@ -197,24 +201,8 @@ class Journal:
     # ── the writer thread ────────────────────────────────────────────────────────────────────────────────────────
 
     def _open(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, cached_statements=64)
-        db.execute("PRAGMA auto_vacuum=INCREMENTAL")
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute(f"PRAGMA synchronous={ {'full': 'FULL', 'normal': 'NORMAL', 'off': 'OFF'}[self._sync] }")
-        db.execute("PRAGMA busy_timeout=5000")
-        db.execute("PRAGMA wal_autocheckpoint=4000")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise ConfigError(
-                f"The journal {self.path} was written by a newer AgentJet (schema {version}, this one reads "
-                f"{SCHEMA_VERSION}). Upgrade AgentJet, or choose another experiment_name."
-            )
-        db.create_function("seal", 1, seal, deterministic=True)
-        for older in range(version, SCHEMA_VERSION) if version else ():
-            db.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[older]} PRAGMA user_version={older + 1}; COMMIT;")
-        if version == 0:
-            db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        return db
+        self._roomy = (free_bytes(self.path.parent) or 0) >= ROOMY_BYTES
+        return open_for_writing(self.path, self._sync, presize=self._roomy)
 
     def _run(self) -> None:
         stopping = False

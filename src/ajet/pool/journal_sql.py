@@ -142,8 +142,12 @@ def _forget_slice(db: sqlite3.Connection, step: int) -> bool:
     return bool(rows or old)
 
 
-def compact_slice(db: sqlite3.Connection, step: int) -> bool:
-    """Remove one slice of needless calls, then of long forgotten episodes. True while there is more."""
+def compact_slice(db: sqlite3.Connection, step: int, keep_wal: bool) -> bool:
+    """Remove one slice of needless calls, then of long forgotten episodes. True while there is more.
+
+    Args:
+        keep_wal: the write-ahead log keeps its room for what comes.
+    """
     db.execute("BEGIN IMMEDIATE")
     rows = db.execute(
         """SELECT n FROM (
@@ -161,5 +165,5 @@ def compact_slice(db: sqlite3.Connection, step: int) -> bool:
     if db.execute("PRAGMA freelist_count").fetchone()[0]:
         db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
         return True
-    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    db.execute(f"PRAGMA wal_checkpoint({'RESTART' if keep_wal else 'TRUNCATE'})").fetchall()
     return False

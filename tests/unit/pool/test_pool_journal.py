@@ -12,9 +12,11 @@ from contextlib import closing
 
 import pytest
 
+from ajet.pool import journal as journal_module
 from ajet.pool import journal_read, journal_sql
 from ajet.pool.filesystem import refuse_network_filesystem
 from ajet.pool.journal import Journal
+from ajet.pool.journal_write import WAL_BYTES
 from ajet.pool.records import (
     BatchFormed,
     CallRecorded,
@@ -211,16 +213,26 @@ async def test_compaction_removes_calls_of_the_trained_and_the_dropped_only(jour
     assert not journal_read.compacted_calls_missing(journal.path, two)
 
 
-async def test_compaction_gives_space_back(journal):
+@pytest.mark.parametrize("roomy", [False, True])
+async def test_compaction_gives_space_back(tmp_path, monkeypatch, roomy):
+    monkeypatch.setattr(journal_module, "ROOMY_BYTES", 0 if roomy else 1 << 60)
+    journal = Journal(tmp_path / "journal.sqlite")
+    log = tmp_path / "journal.sqlite-wal"
+    room = log.stat().st_size
+    assert (room >= WAL_BYTES) == roomy, "with much free space the log takes its room at once"
     members = []
     for n in range(1, 60):
         await journal.append(lease(n), *(CallRecorded(n, call(n, k, 500)) for k in range(20)), end(n))
         members.append((n, f"ep-{n}"))
     await journal.append(BatchFormed(1, 59, 0, tuple(members), 0.0))
-    before = journal.size_bytes()
+    await journal.execute(lambda db: bool(db.execute("PRAGMA wal_checkpoint").fetchall()) and None)
+    before = journal.path.stat().st_size
     await journal.compact(1)
-    assert journal.size_bytes() < before / 4
+    assert journal.path.stat().st_size < before / 4
+    left = log.stat().st_size
+    assert (WAL_BYTES <= left <= room) if roomy else not left, "its room stays, and is written over"
     assert whole(journal.path)
+    journal.close()
 
 
 async def test_a_second_server_is_refused(journal):
