@@ -121,6 +121,7 @@ def compare(
     result["ratio_to_better"] = [min(result["ratios"][name][n] for name in asked) for n in range(len(rounds) - 3)]
     if vllm is not None:
         result["vllm_version"] = vllm.version
+        vllm.play(rounds[0])
         result["vllm_logprob_difference"] = largest_difference(reference(model), vllm.replies[:100])
         vllm.close()
     return result
@@ -132,7 +133,7 @@ def print_table(workload: str, result: dict[str, Any]) -> None:
         print(f"  {name:<46} {statistics.median(values):9.0f}   {min(values):.0f} – {max(values):.0f}")
     for name, values in [
         *result["ratios"].items(),
-        ("the better peer with log-probs as it may", result["ratio_to_better"]),
+        ("the better peer", result["ratio_to_better"]),
     ]:
         print(f"  ratio to {name:<37} {statistics.median(values):9.2f}   {min(values):.2f} – {max(values):.2f}")
     print("  chosen by one trial each: " + ", ".join(f"{k} {v:.0f}" for k, v in result["trials"].items()))
