@@ -120,8 +120,9 @@ class RowLoss:
             "global_batch_size": totals.rows,
             "loss_scale_factor": self._scale_factor or totals.longest,
         }
-        self._actor.global_batch_info.clear()
-        self._actor.global_batch_info.update(info)
+        self._actor.global_batch_info.update(
+            info
+        )  # the same for all portions, which may be worked through side by side
         weight_R_T = rows.weight_R[:, None].expand_as(mask)
         weighted = config.algorithm.role_weighting == "equal" or rows.correction_R_T is not None
         loss_weight_R_T = weight_R_T if rows.correction_R_T is None else weight_R_T * rows.correction_R_T

@@ -84,7 +84,7 @@ class Journal:
         on_slow: Callable[[float], None] | None = None,
     ) -> None:
         self.path = Path(path)
-        self._sync = sync
+        self._sync: Literal["full", "normal", "off"] = sync
         self._on_disk = on_disk
         self._on_slow = on_slow
         self.health = DiskHealth()

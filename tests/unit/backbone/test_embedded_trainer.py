@@ -1,6 +1,7 @@
 """The training step against naive references, its determinism, and exact resumption."""
 
 import shutil
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -152,6 +153,38 @@ def test_how_calls_were_merged_changes_nothing(qwen2_dir):
         assert m1["actor/loss"] == pytest.approx(m2["actor/loss"], rel=1e-9)
         for name, grad in merged.items():
             torch.testing.assert_close(unmerged[name], grad, rtol=1e-8, atol=1e-11)
+
+
+def test_lanes_give_the_same_weights_whichever_thread_is_ahead(qwen2_dir, monkeypatch):
+    batch = tiny.make_batch(games=9)
+    config = {"algorithm": AlgorithmConfig(entropy_coeff=0.01), "max_tokens_per_microbatch": 200}
+    found = set()
+    for late in range(4):
+        net = load_net(qwen2_dir, CPU, torch.float32, master=torch.float32)
+        frozen = net.clone_frozen()
+        trainer = Trainer(net, TrainerConfig(**config), lambda frozen=frozen: frozen, CPU, lanes=3)
+        log_probs = trainer.log_probs
+
+        def slow(net, part, table, log_probs=log_probs, late=late):
+            if int(part.flat_N[0]) % 4 == late:
+                time.sleep(0.01)
+            return log_probs(net, part, table)
+
+        monkeypatch.setattr(trainer, "log_probs", slow)
+        result = trainer.train_step(batch)
+        found.add((result.digest, tuple(sorted((k, v) for k, v in result.metrics.items() if "timing" not in k))))
+    assert len(found) == 1
+    one, three = ({}, {})
+    for into, lanes in ((one, 1), (three, 3)):
+        net = load_net(qwen2_dir, CPU, F64, master=F64)
+        frozen = net.clone_frozen()
+        trainer = Trainer(net, TrainerConfig(**config), lambda frozen=frozen: frozen, CPU, lanes=lanes)
+        gradient, metrics = gradients(trainer, batch)
+        into.update(gradient)
+        into["metrics"] = {k: v for k, v in metrics.items() if "timing" not in k and "share" not in k}
+    assert three.pop("metrics") == pytest.approx(one.pop("metrics"), rel=1e-9)
+    for name, gradient in one.items():
+        torch.testing.assert_close(three[name], gradient, rtol=1e-9, atol=1e-11)
 
 
 def test_rows_without_advantage_are_left_out_only_where_nothing_else_trains_them(qwen2_dir):

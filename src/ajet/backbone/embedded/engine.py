@@ -29,7 +29,8 @@ from ajet.schema.errors import ConfigError, DiskRefused, EngineStateConflict
 from ajet.trajectory.batch import TrainBatch
 
 SMALL_MODEL = 500_000
-"""Below this many parameters one torch thread is faster than several."""
+"""Below this many parameters one torch thread is faster than several, and training works in lanes."""
+MAX_LANES = 4
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
 STATE_JSON, STATE_TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
@@ -47,6 +48,7 @@ class Engine:
         self.device = _device(config)
         self.source = model_dir(config.model.path)
         self.dtype = _dtype(config.model.dtype, self.device)
+        self._lanes = 1
         self._set_threads()
         self.net = load_net(self.source, self.device, self.dtype)
         self._set_threads(sum(p.numel() for p in self.net.parameters().values()))
@@ -63,7 +65,7 @@ class Engine:
     def info(self) -> BackboneInfo:
         parameters = sum(p.numel() for p in self.net.parameters().values())
         device = str(self.device) if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 0
+        threads = max(self._lanes, torch.get_num_threads()) if self.device.type == "cpu" else 0
         return BackboneInfo(
             self.trainer.step, device, parameters, digest(self.net), self.net.vocab, self.max_len, threads
         )
@@ -206,7 +208,7 @@ class Engine:
     # -- parts ----------------------------------------------------------------------------------------------------------
 
     def _new_trainer(self) -> Trainer:
-        return Trainer(self.net, self.config.trainer_common, self.frozen, self.device, self._progressed)
+        return Trainer(self.net, self.config.trainer_common, self.frozen, self.device, self._progressed, self._lanes)
 
     def _new_sampler(self, net: Net, version: int, share: float) -> Sampler:
         rollout = self.config.rollout
@@ -228,9 +230,13 @@ class Engine:
         if self.device.type != "cpu":
             return
         wanted = self.config.trainer_common.cpu_threads
-        if wanted == 0 and parameters is not None:
-            wanted = 1 if parameters < SMALL_MODEL else physical_cores()
-        torch.set_num_threads(wanted or 1)
+        if parameters is None:
+            torch.set_num_threads(wanted or 1)
+        elif parameters < SMALL_MODEL and self.net.shares_beginnings:
+            self._lanes = wanted or min(MAX_LANES, physical_cores())
+            torch.set_num_threads(1)
+        else:
+            torch.set_num_threads(wanted or (1 if parameters < SMALL_MODEL else physical_cores()))
 
 
 def disk_refusal(error: OSError | SafetensorError) -> str | None:
