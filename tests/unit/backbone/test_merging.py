@@ -44,7 +44,7 @@ def test_loss_and_gradient_are_those_of_one_forward_per_call(qwen2_dir, loss, mo
             policy_loss_kwargs=KWARGS.get(loss, {}),
         )  # fmt: skip
         config = TrainerConfig(algorithm=algorithm, use_kl_loss=False, max_tokens_per_microbatch=portion)
-        for dtype, limit in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+        for dtype, limit in ((torch.float64, 1e-9), (torch.float32, 1e-5))[: 2 if lanes == 1 else 1]:
             in_loss, in_gradient = compare(qwen2_dir, dtype, config, lanes=lanes)
             assert in_loss < limit, (weighting, dtype)
             assert in_gradient < limit, (weighting, dtype)
