@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import time
 from pathlib import Path
 
 import httpx
@@ -101,7 +100,6 @@ def test_the_demo_goes_through_a_disk_that_fills_in_training_and_again_at_the_en
         small_disk.fill(disk)
         [run] = [folder for folder in disk.iterdir() if folder.is_dir()]
         until(lambda: "waiting until" in said.read_text(), what="its wait")
-        time.sleep(3)
         assert demo.poll() is None, said.read_text()
         small_disk.free(disk)
         assert demo.wait(120) == 0, said.read_text()

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ajet.copilot.job import AgentJetJob
+from ajet.demo.files import when_there_is_room, write
 from ajet.demo.player import STARTED
 from ajet.demo.report import build_summary, draw_curve, print_report
 from ajet.schema.errors import AjetError, ConfigError, EngineFailed
@@ -102,24 +103,10 @@ def run(
     drops = status.get("drops", {})
     summary = build_summary(folder, history, seed=seed, targets=targets, wall_seconds=seconds, drops=drops)
     checkpoint = (status.get("checkpoint") or {}).get("path")
-    picture: Path | None = None
-    unwritten: OSError | None = None
-    try:
-        picture = draw_curve(summary, folder / "win_rate.png")
-        temporary = folder / "summary.tmp"
-        temporary.write_text(json.dumps(summary, indent=1))
-        temporary.replace(folder / "summary.json")
-    except OSError as err:
-        unwritten = err
+    path = folder / "win_rate.png"
+    picture = when_there_is_room(path, lambda: draw_curve(summary, path), console.print)
+    write(folder / "summary.json", json.dumps(summary, indent=1), console.print)
     print_report(summary, folder, picture, checkpoint)
-    if unwritten is not None:
-        # The run is finished and saved; without summary.json the same command only makes these files anew.
-        console.print(
-            f"The disk under {folder} did not take the summary or the curve ({unwritten.strerror}). Free some space and give "
-            "the same command again: nothing is trained or played twice.",
-            style="red",
-        )
-        return 1
     return 0
 
 

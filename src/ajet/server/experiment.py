@@ -301,14 +301,13 @@ class Experiment:
 
     def refuse_checkpoint(self, error: str) -> None:
         """The disk refused one; said in the log and as an event, in a row of refusals less and less often."""
-        first = self.checkpoint_error is None
         self.checkpoint_error = error
         self.checkpoint_refused_since = self.checkpoint_refused_since or time.time()
         self.checkpoints_refused += 1
-        if first or self.checkpoints_refused & (self.checkpoints_refused - 1) == 0:
+        if self.checkpoints_refused & (self.checkpoints_refused - 1) == 0:  # the 1st, 2nd, 4th, 8th …
             words = (
-                f"The checkpoint of {error}. It is tried again by itself; until one is saved the journal keeps what was trained since step "
-                f"{self.checkpoint_step or 0} ({self.journal.size_bytes() / 2**20:,.1f} MiB now), so nothing is lost."
+                f"The checkpoint of {error}. It is tried again by itself; until one is saved the journal keeps what was "
+                f"trained since step {self.checkpoint_step or 0} ({self.journal.size_bytes() / 2**20:,.1f} MiB now), so nothing is lost."
             )
             log.error("%s", words)
             self.events.emit("warning", message=words)

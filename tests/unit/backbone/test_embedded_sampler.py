@@ -186,14 +186,13 @@ def test_prompts_that_share_a_long_beginning_compute_it_once(qwen2_dir):
 
 def test_prompts_of_one_pass_share_the_blocks_it_is_going_to_fill(qwen2_dir):
     sampler, net, _ = make_sampler(qwen2_dir)
-    if net.native() is None:
-        pytest.skip("torch computes a short common beginning more than once")
     common = prompt(1, 2 * BLOCK)
     prompts = {key: common + prompt(key + 2, 5 + key) for key in range(6)}
     for key, ids in prompts.items():
         sampler.submit(key, ids, Sampling(max_tokens=4, ignore_eos=True, top_logprobs=2))
     chunks = drain(sampler)
-    assert sampler.counters["reused_tokens"] == 5 * len(common)
+    if net.native() is not None:  # torch computes a short common beginning more than once
+        assert sampler.counters["reused_tokens"] == 5 * len(common)
     for key, ids in prompts.items():
         assert_faithful(qwen2_dir, ids, chunks[key][0])
 
