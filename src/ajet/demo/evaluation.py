@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -63,8 +62,7 @@ def play_deals(
         for tries_left in reversed(range(MAX_TRIES)):
             try:
                 with client.episode(task, episode_type="eval") as episode:  # aborts by itself what raises
-                    play = workflow.execute(WorkflowTask(task=task, episode_uuid=episode.episode_uuid), episode.api)
-                    output = asyncio.run(play)
+                    output = workflow.play(WorkflowTask(task=task, episode_uuid=episode.episode_uuid), episode.api)
                     episode.end(output)
                 return float(bool(output.is_success))
             except AjetError as error:

@@ -7,7 +7,6 @@ crash it goes on: an evaluation that is on disk is not repeated.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import threading
@@ -99,10 +98,7 @@ def train(
 
     def rollout(task: Task) -> None:
         with client.episode(task) as episode:
-            output = asyncio.run(
-                workflow.execute(WorkflowTask(task=task, episode_uuid=episode.episode_uuid), episode.api)
-            )
-            episode.end(output)
+            episode.end(workflow.play(WorkflowTask(task=task, episode_uuid=episode.episode_uuid), episode.api))
 
     reader = RouterTaskReader("random_dummy", {"type": "random_dummy", "seed": seed})
     with PeriodicDrainThreadPoolExecutor(workers=10**9, max_parallel=job.max_env_worker) as executor:

@@ -6,8 +6,8 @@ with Retry-After, 5xx, timeouts, refused connections, answers that are no chat c
 inside a budget. Past the budget both raise :class:`InfrastructureFault`: the game is void, and no reward of any value
 comes of it.
 
-Calls go through the ``openai`` SDK's own ``post``: its typed ``create`` walks every message against the type hints,
-which is half of a call's CPU time where a step makes thousands of them.
+Calls are posted as they are (:mod:`ajet.envs.http`): an SDK's own work was the largest part of what a game costs its
+client. The games of one event loop share their connections.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import asyncio
 import json
 import math
 import random
-import ssl
 import threading
 import time
 import uuid
@@ -24,14 +23,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
 
-import httpx
-import openai
-from openai import AsyncOpenAI
-
+from ajet.envs.http import Answer, NoAnswer, Poster, connections
 from ajet.schema.errors import ContextLengthExceeded, InfrastructureFault
 
 POLICY_TIMEOUT_S = 3600.0
@@ -47,20 +41,17 @@ class NoCompletion(Exception):
     """HTTP 200 with a body that is no chat completion (a proxy's page, a cut-off body, an error in disguise)."""
 
 
-@lru_cache(maxsize=1)
-def _tls() -> ssl.SSLContext:
-    """One TLS context for the process: making one costs more than a call."""
-    return httpx.create_ssl_context()
+class Refused(Exception):
+    """An answer that is an error.
 
+    Attributes:
+        status: of HTTP. code: the error's ``code``, or its type where it has none; empty where it has neither.
+    """
 
-@lru_cache(maxsize=1)
-def _http_client() -> Any:
-    """The SDK's own HTTP client: the one on aiohttp where that is installed, at half the CPU time of a call."""
-    try:
-        openai.DefaultAioHttpClient()
-    except (AttributeError, RuntimeError):  # an older SDK, or no aiohttp
-        return openai.DefaultAsyncHttpxClient
-    return openai.DefaultAioHttpClient
+    def __init__(self, answer: Answer) -> None:
+        self.status, self.headers = answer.status, answer.headers
+        self.code, message = _error(answer.body)
+        super().__init__(f"HTTP {answer.status}{' ' + self.code if self.code else ''}: {message}")
 
 
 class Gate:
@@ -140,20 +131,19 @@ class Endpoint:
     name: str = "policy"
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     clock: Callable[[], float] = time.monotonic
-    _client: AsyncOpenAI | None = None
+    _poster: Poster | None = None
+
+    def __post_init__(self) -> None:
+        self._url = self.base_url.rstrip("/") + "/chat/completions"
 
     async def __aenter__(self) -> Endpoint:
-        timeout = openai.Timeout(self.timeout_s, connect=min(10.0, self.timeout_s))
-        make = _http_client()
-        http = make(verify=_tls(), timeout=timeout, trust_env=not _is_loopback(self.base_url))
-        self._client = AsyncOpenAI(
-            base_url=self.base_url, api_key="-", max_retries=0, timeout=timeout, http_client=http
-        )
+        self._held = connections(self.base_url)
+        self._poster = await self._held.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        if self._client is not None:
-            await self._client.close()
+    async def __aexit__(self, *error: Any) -> None:
+        self._poster = None
+        await self._held.__aexit__(*error)
 
     async def chat(self, messages: list[dict[str, Any]], api_key: str, temperature: float | None) -> dict[str, Any]:
         """One reply, as the assistant message that was sent.
@@ -169,14 +159,13 @@ class Endpoint:
         while True:
             try:
                 return await self._once(messages, api_key, temperature, request_id)
-            except openai.APIStatusError as error:
-                code = _code(error)
-                if code == "context_length_exceeded":
+            except Refused as error:
+                if error.code == "context_length_exceeded":
                     raise ContextLengthExceeded(str(error)) from error
-                if error.status_code not in RETRIED_STATUS or code in FINAL_CODES:
+                if error.status not in RETRIED_STATUS or error.code in FINAL_CODES:
                     raise self._fault(error) from error
-                hint, cause = retry_after(error.response.headers), error
-            except (openai.APIConnectionError, httpx.TransportError, NoCompletion) as error:  # timeouts included
+                hint, cause = retry_after(error.headers), error
+            except (NoAnswer, NoCompletion) as error:
                 hint, cause = None, error
             self.retries += 1
             jitter = self.rng.random()
@@ -191,21 +180,24 @@ class Endpoint:
     async def _once(
         self, messages: list[dict[str, Any]], api_key: str, temperature: float | None, request_id: str
     ) -> dict[str, Any]:
-        assert self._client is not None, "use `async with`"
+        assert self._poster is not None, "use `async with`"
         body: dict[str, Any] = {"model": self.model, "messages": messages}
         if temperature is not None:
             body["temperature"] = temperature
-        request = self._client.post(
-            "/chat/completions",
-            body=body,
-            cast_to=httpx.Response,
-            options={"headers": {"Authorization": f"Bearer {api_key}", "Idempotency-Key": request_id}},
-        )
+        headers = {
+            "Authorization": f"Bearer {api_key}",
+            "Idempotency-Key": request_id,
+            "Content-Type": "application/json",
+        }
+        content = json.dumps(body).encode()
         if self.gate is None:
-            return _message(await request)
-        async with self.gate:
-            response = await request
-        return _message(response)
+            answer = await self._poster.post(self._url, content, headers, self.timeout_s)
+        else:
+            async with self.gate:
+                answer = await self._poster.post(self._url, content, headers, self.timeout_s)
+        if answer.status >= 300:
+            raise Refused(answer)
+        return _message(answer)
 
     def _fault(self, cause: Exception) -> InfrastructureFault:
         root: BaseException = cause
@@ -219,18 +211,13 @@ class Endpoint:
         )
 
 
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _message(response: httpx.Response) -> dict[str, Any]:
+def _message(answer: Answer) -> dict[str, Any]:
     """The assistant message of a chat completion."""
     try:
-        message = json.loads(response.content)["choices"][0]["message"]
+        message = json.loads(answer.body)["choices"][0]["message"]
         content = message.get("content")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise NoCompletion(f"HTTP {response.status_code}: {response.content[:200]!r}") from error
+        raise NoCompletion(f"HTTP {answer.status}: {answer.body[:200]!r}") from error
     if isinstance(content, list):  # parts
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     reply: dict[str, Any] = {"role": "assistant", "content": _sendable(content)}
@@ -244,9 +231,14 @@ def _sendable(text: Any) -> str:
     return str(text or "").encode("utf-8", "replace").decode()
 
 
-def _code(error: openai.APIStatusError) -> str:
-    """The error's ``code``, or what an error type means where there is none."""
-    return str(error.code or error.type or "")
+def _error(body: bytes) -> tuple[str, str]:
+    """Code (or type) and message of an error in OpenAI's shape; of any other body the first words."""
+    try:
+        error = json.loads(body)["error"]
+        code, message = error.get("code") or error.get("type") or "", error.get("message") or ""
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return "", repr(body[:200])
+    return str(code), str(message)[:300]
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
+from ajet.envs.loop import run_shared
 from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.endpoint import POLICY_TIMEOUT_S, STATIC_TIMEOUT_S, Endpoint, gate_for
 from ajet.envs.werewolves.engine import Game
@@ -148,6 +149,10 @@ class ExampleWerewolves(Workflow):
         return self.prompt_style == "compact" or (self.prompt_style == "auto" and model.startswith(COMPACT_MODELS))
 
     # ── playing ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def play(self, workflow_task: WorkflowTask, api: OpenaiBaseUrlAndApiKey) -> WorkflowOutput:
+        """:meth:`execute` for threads: blocks until the game is over. All games of the process share one event loop."""
+        return run_shared(self.execute(workflow_task, api))
 
     async def execute(self, workflow_task: WorkflowTask, api: OpenaiBaseUrlAndApiKey) -> WorkflowOutput:
         """Play one game against the endpoint ``api``.
