@@ -20,6 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ajet.backbone.embedded.engine import Engine
+from ajet.backbone.embedded.garbage import settle
 from ajet.backbone.protocol import Sampling
 from ajet.default_config.schema import AjetConfig
 from benchmarks.game_calls import Conversation, to_plain
@@ -73,6 +74,7 @@ class Ours:
         config.rollout.max_model_len, config.rollout.max_num_seqs = CONTEXT, concurrent
         config.rollout.kv_cache_gib = kv_gib
         self.engine = Engine(config)
+        settle()  # as the backbone process does
         self.concurrent = concurrent
         self.replies: list[Reply] = []
 

@@ -269,7 +269,7 @@ class Sampler:
         offset_B = np.zeros(len(requests) + 1, np.int32)
         np.cumsum(count_B, out=offset_B[1:])
         tables_B_K = np.ascontiguousarray(self._table_S_K[slots, :blocks], np.int32)
-        logits_B_V = native(self._kv, Ragged(torch.tensor(ids), tables_B_K, start_B, offset_B))
+        logits_B_V = native(self._kv, Ragged(torch.from_numpy(np.array(ids, np.int64)), tables_B_K, start_B, offset_B))
         self._decoded(decoding)
         ready = decoding
         if portions:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.backbone.embedded import wire
+from ajet.backbone.embedded.garbage import settle
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import AjetError, ConfigError, EngineStateConflict, error_body
 from ajet.trajectory.batch import TrainBatch
@@ -124,7 +125,7 @@ class Worker:
 
         self._engine = Engine(AjetConfig.model_validate(message["job"]), self.progressed)
         # verl takes seconds to import: do it while the first episodes are played.
-        threading.Thread(target=importlib.import_module, args=("ajet.algorithm.loss",), daemon=True).start()
+        threading.Thread(target=_load_algorithms, daemon=True).start()
         return self._engine.info()
 
     def _op_generate(self, message: dict[str, Any]) -> None:
@@ -156,6 +157,11 @@ class Worker:
         if self._engine is None:
             raise EngineStateConflict("The backbone has not been started: call start first.")
         return self._engine
+
+
+def _load_algorithms() -> None:
+    importlib.import_module("ajet.algorithm.loss")
+    settle()
 
 
 def _end_with_server(sock: socket.socket) -> None:
