@@ -221,6 +221,7 @@ class Experiment:
             training_over=lambda: self.over,
             version=version,
             changed=self.changed,
+            opposed_tags=config.swarm.opposed_tags,
         )
         registry.restore(restored)
         self.registry = registry

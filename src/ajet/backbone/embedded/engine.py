@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from ajet.algorithm.baseline import RunningBaseline
 from ajet.backbone.embedded.memory import kv_blocks
 from ajet.backbone.embedded.net import Net, copy_beside, digest, eos_ids, load_net
 from ajet.backbone.embedded.paged import BLOCK, PagedKV
@@ -160,6 +161,7 @@ class Engine:
             "digest": digest(self.net),
             "initial_digest": self._initial_digest,
             "dtype": str(self.dtype),
+            "running_baseline": self.trainer.baseline.to_state(),
         }
         (directory / STATE_JSON).write_text(json.dumps(state, indent=2))
         for path in [*directory.iterdir(), directory]:
@@ -195,6 +197,7 @@ class Engine:
             self._frozen, self._initial_digest = None, state["initial_digest"]
         self.trainer = self._new_trainer()
         self.trainer.step = state["step"]
+        self.trainer.baseline = RunningBaseline.from_state(state.get("running_baseline"))
         self.trainer.optimizer.load_state(tensors, state["optimizer_steps"])
         self._sampler.refresh(self.trainer.step)
         return self.info()
