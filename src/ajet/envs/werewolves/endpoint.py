@@ -22,6 +22,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -32,6 +33,7 @@ import httpx
 import openai
 from openai import AsyncOpenAI
 
+from ajet.envs.werewolves.traffic import Traffic
 from ajet.schema.errors import ContextLengthExceeded, InfrastructureFault
 
 POLICY_TIMEOUT_S = 3600.0
@@ -140,6 +142,8 @@ class Endpoint:
     name: str = "policy"
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     clock: Callable[[], float] = time.monotonic
+    traffic: Traffic = field(default_factory=Traffic)
+    """Of all its callers."""
     _client: AsyncOpenAI | None = None
 
     async def __aenter__(self) -> Endpoint:
@@ -155,8 +159,13 @@ class Endpoint:
         if self._client is not None:
             await self._client.close()
 
-    async def chat(self, messages: list[dict[str, Any]], api_key: str, temperature: float | None) -> dict[str, Any]:
+    async def chat(
+        self, messages: list[dict[str, Any]], api_key: str, temperature: float | None, traffic: Traffic | None = None
+    ) -> dict[str, Any]:
         """One reply, as the assistant message that was sent.
+
+        Args:
+            traffic: the caller's own counts, beside the endpoint's.
 
         Raises:
             ContextLengthExceeded: the conversation does not fit; no retry helps.
@@ -166,11 +175,14 @@ class Endpoint:
         wait = FIRST_WAIT_S
         # A try whose reply was lost on its way gets that reply again.
         request_id = uuid.uuid4().hex
+        counts = (self.traffic,) if traffic is None else (self.traffic, traffic)
         while True:
             try:
-                return await self._once(messages, api_key, temperature, request_id)
+                return await self._once(messages, api_key, temperature, request_id, counts)
             except openai.APIStatusError as error:
                 code = _code(error)
+                for count in counts:
+                    count.rate_limited += error.status_code == 429
                 if code == "context_length_exceeded":
                     raise ContextLengthExceeded(str(error)) from error
                 if error.status_code not in RETRIED_STATUS or code in FINAL_CODES:
@@ -189,8 +201,9 @@ class Endpoint:
             await self.pause(seconds)
 
     async def _once(
-        self, messages: list[dict[str, Any]], api_key: str, temperature: float | None, request_id: str
-    ) -> dict[str, Any]:
+        self, messages: list[dict[str, Any]], api_key: str, temperature: float | None, request_id: str,
+        counts: tuple[Traffic, ...],
+    ) -> dict[str, Any]:  # fmt: skip
         assert self._client is not None, "use `async with`"
         body: dict[str, Any] = {"model": self.model, "messages": messages}
         if temperature is not None:
@@ -201,11 +214,14 @@ class Endpoint:
             cast_to=httpx.Response,
             options={"headers": {"Authorization": f"Bearer {api_key}", "Idempotency-Key": request_id}},
         )
-        if self.gate is None:
-            return _message(await request)
-        async with self.gate:
+        async with self.gate or nullcontext():
+            began = self.clock()
             response = await request
-        return _message(response)
+            seconds = self.clock() - began
+        reply, finish_reason = _message(response)
+        for count in counts:
+            count.answered(seconds, finish_reason)
+        return reply
 
     def _fault(self, cause: Exception) -> InfrastructureFault:
         root: BaseException = cause
@@ -224,10 +240,11 @@ def _is_loopback(url: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _message(response: httpx.Response) -> dict[str, Any]:
-    """The assistant message of a chat completion."""
+def _message(response: httpx.Response) -> tuple[dict[str, Any], Any]:
+    """The assistant message of a chat completion, and why it ended."""
     try:
-        message = json.loads(response.content)["choices"][0]["message"]
+        choice = json.loads(response.content)["choices"][0]
+        message, finish_reason = choice["message"], choice.get("finish_reason")
         content = message.get("content")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise NoCompletion(f"HTTP {response.status_code}: {response.content[:200]!r}") from error
@@ -236,7 +253,7 @@ def _message(response: httpx.Response) -> dict[str, Any]:
     reply: dict[str, Any] = {"role": "assistant", "content": _sendable(content)}
     if message.get("reasoning_content"):
         reply["reasoning_content"] = _sendable(message["reasoning_content"])
-    return reply
+    return reply, finish_reason
 
 
 def _sendable(text: Any) -> str:
