@@ -36,6 +36,9 @@ class ModelConfig(Node):
     """Weights' type. ``auto``: float32 on a CPU, bfloat16 on a GPU."""
     served_name: str | None = None
     """Name shown by ``/v1/models``; default: the directory's name."""
+    frozen: dict[str, str] = Field(default_factory=dict)
+    """Name → directory of checkpoints of the same model that are served beside the policy and never trained; a call asks
+    for one as model ``frozen:<name>``. ``frozen`` alone is always the initial model."""
 
 
 class ValKwargs(Node):
