@@ -45,6 +45,7 @@ class ExampleWerewolves(Workflow):
         big_external_opponent_llm_api_key: its key; else ``AJET_OPPONENT_API_KEY`` or ``OPENAI_API_KEY``.
         options: the board.
         prompt_style: ``compact`` for models that were taught it, ``full`` for real ones; ``auto`` goes by the name.
+        compact_models: beginnings of names of models that ``auto`` asks by compact prompts.
         live: with targets on both sides: ``alternate`` lets the wolves be live in every third deal and the good targets
             in the others, the other side scripted (a group always the same); ``both`` plays them against each other, each
             credited for its own result. ``alternate`` is the default: it is the one that was measured (docs/werewolves.md).
@@ -84,6 +85,7 @@ class ExampleWerewolves(Workflow):
         external_concurrency: int = 64,
         policy_budget_s: float = 900.0,
         frozen_opponents: str | Mapping[str, str] | None = None,
+        compact_models: tuple[str, ...] = (COMPACT_MODELS,),
     ) -> None:
         self.options = options or BoardOptions()
         if isinstance(trainable_targets, str):
@@ -123,6 +125,7 @@ class ExampleWerewolves(Workflow):
         self._external_key = big_external_opponent_llm_api_key or next(
             (os.environ[v] for v in KEY_VARIABLES if os.environ.get(v)), "none"
         )
+        self.compact_models = compact_models
         self.prompt_style, self.live, self.group_draws = prompt_style, live, group_draws
         self.language: Language = language
         self.opponents: Strength = opponents
@@ -155,7 +158,7 @@ class ExampleWerewolves(Workflow):
 
     def _compact(self, model: str) -> bool:
         """Whether a model is asked by compact prompts."""
-        return self.prompt_style == "compact" or (self.prompt_style == "auto" and model.startswith(COMPACT_MODELS))
+        return self.prompt_style == "compact" or (self.prompt_style == "auto" and model.startswith(self.compact_models))
 
     # ── playing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
