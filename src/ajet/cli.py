@@ -1,4 +1,4 @@
-"""``ajet-swarm``: start, demo, status, overwatch, stop, doctor, replay-journal, inspect. Each command imports what it needs when it runs, so ``--help`` is instant."""
+"""``ajet-swarm``: start, demo, eval, status, overwatch, stop, doctor, replay-journal, inspect. Each command imports what it needs when it runs, so ``--help`` is instant."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ app = typer.Typer(
 )
 demo_app = typer.Typer(help="Train an example on this machine, with progress and a report.", no_args_is_help=True)
 app.add_typer(demo_app, name="demo")
+eval_app = typer.Typer(help="Measure checkpoints on fixed deals, with intervals.", no_args_is_help=True)
+app.add_typer(eval_app, name="eval")
 
 Url = Annotated[
     str,
@@ -81,6 +83,58 @@ def demo_werewolves(
         eval_games=eval_games, live=live, fresh=fresh,
     )  # fmt: skip
     raise typer.Exit(code)
+
+
+@eval_app.command("werewolves")
+def eval_werewolves(
+    policy: Annotated[
+        str | None, typer.Option(help="The checkpoint to measure; a run's folder means its newest one.")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="A second checkpoint, on the same deals: the difference is paired.")
+    ] = None,
+    opponents: Annotated[
+        str, typer.Option(help="Who plays the other roles: scripted, frozen:CHECKPOINT, or an OpenAI-compatible URL.")
+    ] = "scripted",
+    games: Annotated[
+        int,
+        typer.Option(help="Games a role (with --elo: a pairing). Multiples of 9 seat every role everywhere.", min=1),
+    ] = 90,
+    roles: Annotated[
+        str, typer.Option(help="Roles that the policy plays, one at a time, comma-separated; default: all.")
+    ] = "",
+    elo: Annotated[
+        str | None, typer.Option(metavar="RUN_DIR", help="Rate all checkpoints of a run against each other instead.")
+    ] = None,
+    checkpoints: Annotated[
+        int, typer.Option(help="With --elo: checkpoints at most, spread over the run.", min=2, max=12)
+    ] = 6,
+    opponent_model: Annotated[
+        str | None, typer.Option(help="With a URL: the model's name there. Key: AJET_OPPONENT_API_KEY.")
+    ] = None,
+    strength: Annotated[str, typer.Option(help="Of scripted players: easy, normal, hard.")] = "normal",
+    temperature: Annotated[
+        float | None, typer.Option(help="Default: what the run was trained at, else 1.", min=0, max=10)
+    ] = None,
+    prompt_style: Annotated[str, typer.Option(help="auto, compact or full.")] = "auto",
+    language: Annotated[str, typer.Option(help="Of full prompts: en or zh.")] = "en",
+    first_deal: Annotated[int, typer.Option(help="First of the held-out deals.", min=0)] = 0,
+    max_parallel: Annotated[int, typer.Option(help="Games at once.", min=1, max=200)] = 24,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything to this file as well.")] = None,
+) -> None:
+    """Play held-out Werewolves deals with a checkpoint in every role and report metrics by role; or rate a run's Elo."""
+    from ajet.evaluation import command
+
+    options = command.Options(
+        games=games, roles=roles, strength=strength, opponent_model=opponent_model, temperature=temperature,
+        prompt_style=prompt_style, language=language, first_deal=first_deal, parallel=max_parallel, json_path=json_file,
+    )  # fmt: skip
+    if (policy is None) == (elo is None):
+        raise AjetError("Say what to measure: --policy CHECKPOINT, or --elo RUN_DIR.")
+    if elo is not None:
+        command.rate_run(elo, options, checkpoints)
+    elif policy is not None:
+        command.evaluate(policy, against, opponents, options)
 
 
 @app.command()

@@ -7,11 +7,13 @@ share their unit as long as they share their reward; with different rewards each
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ajet.algorithm.baseline import RunningBaseline
 from ajet.algorithm.support import divides_by_std, needs_group
 from ajet.default_config.schema import AlgorithmConfig
 from ajet.trajectory.batch import Row
@@ -29,12 +31,14 @@ class Advantages:
         unit_of_row: int, index of each row's (episode, tag) unit.
         units: number of units.
         metrics: ``reward/<tag>/mean``, ``advantage/<tag>/zero_group_share`` …
+        baseline: the running baseline for the step after this one.
     """
 
     per_row: np.ndarray
     unit_of_row: np.ndarray
     units: int
     metrics: dict[str, float]
+    baseline: RunningBaseline
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,20 @@ class _Unit:
     tokens: int
 
 
-def compute_advantages(rows: Sequence[Row], config: AlgorithmConfig) -> Advantages:
+def compute_advantages(
+    rows: Sequence[Row], config: AlgorithmConfig, baseline: RunningBaseline | None = None
+) -> Advantages:
     """Advantages of ``rows`` by ``config.adv_estimator``.
 
     The estimator runs once per tag, with a group per task. In group estimators a group whose rewards are all equal,
-    or that has one member only, has nothing to compare: its advantages are exactly 0 and it is counted in
-    ``advantage/<tag>/zero_group_share``.
+    or that has one member only, has nothing to compare: its advantages are exactly 0, or with
+    ``config.running_baseline`` those against ``baseline`` (counted in ``advantage/<tag>/running_baseline_share``).
+    Groups whose advantages are all 0 are counted in ``advantage/<tag>/zero_group_share``.
+
+    Args:
+        baseline: what earlier steps left; used and carried on with ``config.running_baseline`` only.
     """
+    baseline = baseline or RunningBaseline()
     units = _units(rows)
     per_row = np.zeros(len(rows))
     unit_of_row = np.zeros(len(rows), np.int64)
@@ -64,9 +75,20 @@ def compute_advantages(rows: Sequence[Row], config: AlgorithmConfig) -> Advantag
     for tag, members in sorted(by_tag.items()):
         of_tag = [units[u] for u in members]
         advantage_U = _estimate(of_tag, config)
-        zero = _groups_without_contrast(of_tag)
+        flat = _groups_without_contrast(of_tag)
+        running = 0
         if needs_group(config.adv_estimator):
-            advantage_U[[unit.group in zero for unit in of_tag]] = 0.0
+            largest = max(Counter(unit.group for unit in of_tag).values())
+            by_std = divides_by_std(config.adv_estimator) and config.norm_adv_by_std_in_grpo
+            for u, unit in enumerate(of_tag):
+                if unit.group in flat:
+                    advantage_U[u] = 0.0
+                    if config.running_baseline is not None:
+                        advantage_U[u] = baseline.advantage(tag, unit.reward, by_std=by_std, largest_group=largest)
+            learning = {unit.group for unit, a in zip(of_tag, advantage_U, strict=True) if a != 0}
+            running, zero = len(flat & learning), flat - learning
+        else:
+            zero = flat
         for u, unit, advantage in zip(members, of_tag, advantage_U, strict=True):
             per_row[unit.rows] = advantage
             unit_of_row[unit.rows] = u
@@ -78,9 +100,16 @@ def compute_advantages(rows: Sequence[Row], config: AlgorithmConfig) -> Advantag
         metrics[f"advantage/{tag}/mean"] = float(advantage_U.mean())
         metrics[f"advantage/{tag}/abs_mean"] = float(np.abs(advantage_U).mean())
         metrics[f"advantage/{tag}/zero_group_share"] = len(zero) / count
+        if config.running_baseline is not None:
+            metrics[f"advantage/{tag}/running_baseline_share"] = running / count
+            if tag in baseline.mean:
+                metrics[f"advantage/{tag}/running_baseline"] = baseline.mean[tag]
     metrics["advantage/zero_group_share"] = zero_groups / max(1, groups)
     metrics["reward/mean"] = float(np.mean([unit.reward for unit in units])) if units else 0.0
-    return Advantages(per_row, unit_of_row, len(units), metrics)
+    if config.running_baseline is not None:
+        rewards = {tag: [units[u].reward for u in members] for tag, members in sorted(by_tag.items())}
+        baseline = baseline.after(rewards, config.running_baseline)
+    return Advantages(per_row, unit_of_row, len(units), metrics, baseline)
 
 
 def _units(rows: Sequence[Row]) -> list[_Unit]:

@@ -24,6 +24,8 @@ REFUSED_ESTIMATORS = {
     "optimal_token_baseline": "it needs sums of squared probabilities over the whole vocabulary for each sampled token",
     "tir_optimal_token_baseline": "it needs sums of squared probabilities over the vocabulary for each sampled token",
 }
+RUNNING_BASELINE_ESTIMATORS = frozenset({"grpo", "grpo_vectorized", "rloo", "rloo_vectorized"})
+"""Their advantage is a reward less a baseline, perhaps over a deviation: one against a running mean has the same scale."""
 _DIVIDES_BY_STD = frozenset({"grpo", "grpo_vectorized", "grpo_passk"})
 
 ADDITIVE_LOSSES = frozenset({"vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "dro", "cispo"})
@@ -69,6 +71,12 @@ def _check_estimator(algorithm: AlgorithmConfig) -> None:
         _refuse(key, name, f"is not offered: {REFUSED_ESTIMATORS[name]}", offered)
     if name not in offered:
         _refuse(key, name, "is not one of verl's advantage estimators", offered)
+    if algorithm.running_baseline is not None and name not in RUNNING_BASELINE_ESTIMATORS:
+        raise ConfigError(
+            f"trainer_common.algorithm.running_baseline stands in for a group's own mean, and {name!r} weighs groups in "
+            f"another way. Leave it out, or use one of: {', '.join(sorted(RUNNING_BASELINE_ESTIMATORS))}.",
+            param="trainer_common.algorithm.running_baseline",
+        )
     if algorithm.gamma != 1.0 and name == "reinforce_plus_plus":
         _refuse(
             "trainer_common.algorithm.gamma", algorithm.gamma,

@@ -13,6 +13,8 @@ from typing import Any, Literal, Protocol
 from ajet.trajectory.batch import Row, Sample, TrainBatch
 
 __all__ = [
+    "FROZEN",
+    "POLICY",
     "Backbone",
     "BackboneDied",
     "BackboneInfo",
@@ -30,7 +32,9 @@ __all__ = [
 ]
 
 FinishReason = Literal["stop", "length", "cancelled"]
-ModelName = Literal["policy", "frozen"]
+ModelName = str
+"""``policy``; ``frozen`` (the run's initial weights); or ``frozen:<directory>``, a checkpoint of the same model."""
+POLICY, FROZEN = "policy", "frozen"
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,8 @@ class Sampler(Protocol):
 
         ``session`` names the timeline (``episode/agent``), so that a cache can be kept between its calls. With
         ``stream`` chunks arrive as they are sampled, else one chunk with everything. Closing the iterator, or
-        cancelling its consumer, cancels the generation. Raises :class:`BackboneDied`.
+        cancelling its consumer, cancels the generation. Raises :class:`BackboneDied`, and :class:`ConfigError` for a
+        frozen model that cannot be served.
         """
         ...
 

@@ -36,6 +36,9 @@ class ModelConfig(Node):
     """Weights' type. ``auto``: float32 on a CPU, bfloat16 on a GPU."""
     served_name: str | None = None
     """Name shown by ``/v1/models``; default: the directory's name."""
+    frozen: dict[str, str] = Field(default_factory=dict)
+    """Name → directory of checkpoints of the same model that are served beside the policy and never trained; a call asks
+    for one as model ``frozen:<name>``. ``frozen`` alone is always the initial model."""
 
 
 class ValKwargs(Node):
@@ -119,6 +122,9 @@ class AlgorithmConfig(Node):
     """verl's advantage estimator by its registered name."""
     norm_adv_by_std_in_grpo: bool = True
     """Divide the group's advantages by its standard deviation."""
+    running_baseline: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Compare a group whose rewards are all equal with its role's running mean reward instead of leaving it out. The
+    value is the weight of the past at each step (0.9: about the last ten). None: such groups train nothing."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount, where the estimator has one."""
     lam: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -211,6 +217,9 @@ class SwarmConfig(Node):
     """Policy versions a token may lag behind the update that trains it."""
     max_episode_age_s: Annotated[float, Field(gt=0)] = 4 * 3600
     """A lease ends at this age, however alive its client."""
+    opposed_tags: list[list[str]] = Field(default_factory=list)
+    """Sides that play against each other, each as a list of tags. One reward number for an episode in which several of
+    them spoke is refused: it would pay the losers for the winners' play."""
     group_deadline_s: Annotated[float, Field(gt=0)] | None = None
     """A group that is open longer than this is dropped with what it has; default: never while an episode of it is open."""
 

@@ -1,11 +1,9 @@
-"""Playing fixed held-out deals with the served policy, and comparing two policies on the same deals."""
+"""Playing fixed held-out deals with the served policy, so that two policies can be compared deal by deal."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 
 from ajet.client import SwarmClient
 from ajet.envs.werewolves.workflow import ExampleWerewolves
@@ -15,25 +13,8 @@ from ajet.schema.task import Task, WorkflowTask
 MAX_TRIES = 4
 
 
-@dataclass(frozen=True)
-class Paired:
-    """Difference of two policies on the same deals: mean and 95% interval (normal approximation)."""
-
-    mean: float
-    low: float
-    high: float
-
-
-def paired_difference(before: Sequence[float], after: Sequence[float]) -> Paired:
-    """``after - before`` deal by deal. Raises ValueError for unequal or empty lists."""
-    if len(before) != len(after) or not before:
-        raise ValueError(f"paired lists must be equally long and not empty: {len(before)} and {len(after)}")
-    diffs = [b - a for a, b in zip(before, after, strict=True)]
-    n = len(diffs)
-    mean = sum(diffs) / n
-    variance = sum((d - mean) ** 2 for d in diffs) / max(1, n - 1)
-    half = 1.96 * math.sqrt(variance / n)
-    return Paired(mean, mean - half, mean + half)
+Measures = dict[str, tuple[float, float]]
+"""One game's tallies by metric (:mod:`ajet.envs.werewolves.metrics`)."""
 
 
 def play_deals(
@@ -44,27 +25,28 @@ def play_deals(
     max_parallel: int,
     on_game: Callable[[int], None] = lambda done: None,
     first_deal: int = 0,
-) -> list[float]:
+) -> list[Measures]:
     """Play held-out deals ``first_deal … first_deal + games - 1`` with ``role`` on the policy, everyone else scripted.
 
     Temperature 1; a deal's scripted players draw the same for every policy.
 
     Returns:
-        One number per deal: 1 where the role's side won, else 0 (a draw is not a win).
+        What was measured, one per deal; see :func:`wins`.
 
     Raises:
         AjetError: a deal could not be played in :data:`MAX_TRIES` tries.
     """
     workflow = ExampleWerewolves(trainable_targets=[role], temperature=1.0)
 
-    def one(deal: int) -> float:
+    def one(deal: int) -> Measures:
         task = Task(task_id=f"eval-{role}-{deal}", metadata={"split": "eval", "random_number": deal, "paired": True})
         for tries_left in reversed(range(MAX_TRIES)):
             try:
                 with client.episode(task, episode_type="eval") as episode:  # aborts by itself what raises
                     output = workflow.play(WorkflowTask(task=task, episode_uuid=episode.episode_uuid), episode.api)
+                    measures = output.metadata.pop("measures")
                     episode.end(output)
-                return float(bool(output.is_success))
+                return dict(measures)
             except AjetError as error:
                 if not (tries_left and error.retryable):
                     raise
@@ -80,3 +62,8 @@ def play_deals(
             pool.shutdown(wait=False, cancel_futures=True)  # one deal that cannot be played voids the evaluation
             raise
     return [play.result() for play in plays]
+
+
+def wins(role: str, played: Sequence[Measures]) -> list[float]:
+    """One number per deal: 1 where the role's side won, else 0 (a draw is not a win)."""
+    return [float(measures[f"{role}/win"][0]) for measures in played]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ajet.client import SwarmClient
 from ajet.copilot.job import AgentJetJob
-from ajet.demo.evaluation import play_deals
+from ajet.demo.evaluation import Measures, play_deals, wins
 from ajet.demo.files import write
 from ajet.envs.werewolves.workflow import ExampleWerewolves
 from ajet.schema.task import Task, WorkflowTask
@@ -46,11 +46,11 @@ def say_waiting(words: str) -> None:
 
 
 def evaluate(client: SwarmClient, roles: list[str], folder: Path, which: str, games: int, parallel: int) -> None:
-    """Write ``eval_<which>.json``: role → one number per held-out deal."""
+    """Write ``eval_<which>.json``: role → one number per held-out deal, and what was measured in each."""
     path = folder / f"eval_{which}.json"
     if path.exists():
         return
-    result: dict[str, list[float]] = {}
+    played: dict[str, list[Measures]] = {}
     started = time.monotonic()
     for n, role in enumerate(roles):
         last = [0.0]
@@ -60,8 +60,10 @@ def evaluate(client: SwarmClient, roles: list[str], folder: Path, which: str, ga
                 last[0] = time.monotonic()
                 say(phase=f"eval_{which}", done=offset + done, total=games * len(roles))
 
-        result[role] = play_deals(client, role, games, max_parallel=parallel, on_game=progress)
-    write(path, json.dumps({"seconds": time.monotonic() - started, "results": result}), say_waiting)
+        played[role] = play_deals(client, role, games, max_parallel=parallel, on_game=progress)
+    results = {role: wins(role, games) for role, games in played.items()}
+    tree = {"seconds": time.monotonic() - started, "results": results, "measures": played}
+    write(path, json.dumps(tree, separators=(",", ":")), say_waiting)
 
 
 def opposed(targets: list[str]) -> bool:
@@ -85,8 +87,11 @@ def follow_curve(client: SwarmClient, targets: list[str], folder: Path, total: i
             if stop.is_set() or status["state"] in ("FINISHED", "FAILED", "OFFLINE"):
                 return
             status = client.get_status(wait_step=step, wait_s=30)
-        wins = {r: sum(play_deals(client, r, CURVE_DEALS, max_parallel=16, first_deal=CURVE_FIRST)) for r in targets}
-        lines.append(json.dumps({"step": status["step"], "wins": wins, "games": CURVE_DEALS}))
+        won = {
+            r: sum(wins(r, play_deals(client, r, CURVE_DEALS, max_parallel=16, first_deal=CURVE_FIRST)))
+            for r in targets
+        }
+        lines.append(json.dumps({"step": status["step"], "wins": won, "games": CURVE_DEALS}))
         write(path, "".join(f"{line}\n" for line in lines), say_waiting)
 
 

@@ -10,8 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ajet.demo.evaluation import paired_difference
+from ajet.demo.behaviour import behaviour
+from ajet.demo.behaviour import draw as draw_behaviour
+from ajet.demo.behaviour import table as behaviour_table
 from ajet.demo.player import CURVE
+from ajet.evaluation.intervals import difference
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -48,8 +51,10 @@ def build_summary(
     path = folder / CURVE
     curve = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     evaluation: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     for which in ("initial", "final"):
-        results = _load(folder / f"eval_{which}.json").get("results", {})
+        loaded = _load(folder / f"eval_{which}.json")
+        results, measured[which] = loaded.get("results", {}), loaded.get("measures", {})
         evaluation[which] = {role: {"wins": int(sum(w)), "games": len(w)} for role, w in results.items()}
     return {
         "seed": seed,
@@ -58,7 +63,9 @@ def build_summary(
         "train": train,
         "curve": curve,
         "eval": evaluation,
-        "paired": {role: vars(d) for role, d in paired(folder).items()},
+        "paired": paired(folder),
+        "behaviour": behaviour(measured["initial"], measured["final"]),
+        "learning_signal": [_signal(row) for row in history],
         "wall_seconds": round(wall_seconds, 1),
         "sampled_tokens": int(sum(row.get("tokens/sampled", 0) for row in history)),
         "trained_tokens": int(sum(row.get("tokens/trained", 0) for row in history)),
@@ -66,11 +73,27 @@ def build_summary(
     }
 
 
+def _signal(row: dict[str, Any]) -> dict[str, Any]:
+    """What each role had to learn from in one step: mean reward and advantage, and groups without any."""
+    of_role: dict[str, dict[str, float]] = {}
+    for key, value in row.items():
+        kind, _, rest = key.partition("/")
+        role, _, name = rest.partition("/")
+        if kind in ("reward", "advantage") and name in ("mean", "abs_mean", "zero_group_share"):
+            of_role.setdefault(role, {})[f"{kind}_{name}" if name != "zero_group_share" else name] = value
+    return {"step": int(row["step"]), "roles": of_role}
+
+
 def paired(folder: Path) -> dict[str, Any]:
-    """Role → paired difference of the final and the initial policy, where both were evaluated."""
+    """Role → paired difference of the final and the initial policy's wins, where both were evaluated."""
     before = _load(folder / "eval_initial.json").get("results", {})
     after = _load(folder / "eval_final.json").get("results", {})
-    return {role: paired_difference(before[role], after[role]) for role in before if role in after}
+    found = {
+        role: difference([(won, 1.0) for won in before[role]], [(won, 1.0) for won in after[role]])
+        for role in before
+        if role in after
+    }
+    return {role: {"mean": d.value, "low": d.low, "high": d.high} for role, d in found.items() if d is not None}
 
 
 def print_report(summary: dict[str, Any], folder: Path, picture: Path | None, checkpoint: str | None) -> None:
@@ -99,10 +122,12 @@ def print_report(summary: dict[str, Any], folder: Path, picture: Path | None, ch
                 f"{a['wins'] / a['games']:.3f}",
                 f"{b['wins'] / b['games']:.3f}",
                 f"{d['mean']:+.3f}",
-                f"{d['low']:+.3f} … {d['high']:+.3f}",
+                f"{d['low']:+.3f} … {d['high']:+.3f}" if d["low"] is not None else "-",
                 str(a["games"]),
             )
         console.print(table)
+    if summary["behaviour"]:
+        console.print(behaviour_table(summary))
     console.print(f"training took {summary['wall_seconds']:.0f} s for {summary['steps']} steps")
     if picture:
         console.print(f"curve       {picture}")
@@ -112,7 +137,8 @@ def print_report(summary: dict[str, Any], folder: Path, picture: Path | None, ch
 
 
 def draw_curve(summary: dict[str, Any], path: Path) -> Path | None:
-    """Win rate by role over steps, with the held-out evaluations at both ends. None where matplotlib is missing."""
+    """Win rate by role over steps, with the held-out evaluations at both ends, and the behaviour before and after beside
+    it. None where matplotlib is missing."""
     try:
         import matplotlib
     except ImportError:
@@ -120,7 +146,9 @@ def draw_curve(summary: dict[str, Any], path: Path) -> Path | None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
+    both = bool(summary["behaviour"])
+    figure, panels = plt.subplots(1, 1 + both, figsize=(15 if both else 8, 4.8), dpi=120, squeeze=False)
+    axes = panels[0][0]
     colours = dict(
         zip(summary["trainable_targets"], ["#b3372f", "#2f6db3", "#3c8c4a", "#8a5fb0", "#b08a2f"], strict=False)
     )
@@ -151,6 +179,8 @@ def draw_curve(summary: dict[str, Any], path: Path) -> Path | None:
     axes.grid(alpha=0.25)
     axes.legend(loc="upper left", fontsize=8)
     axes.set_title("Nine-player Werewolves")
+    if both:
+        draw_behaviour(panels[0][1], summary, colours)
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)

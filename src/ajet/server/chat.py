@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from ajet.backbone.protocol import BackboneDied, Sampling
+from ajet.backbone.protocol import POLICY, BackboneDied, Sampling
 from ajet.pool.records import CallRecorded
 from ajet.schema.endpoint import EpisodeKey
 from ajet.schema.errors import AjetError, ContextLengthExceeded, EngineUnavailable, InvalidRequest, RateLimited
@@ -22,6 +22,7 @@ from ajet.server.chat_request import ChatRequest, check_sampling
 from ajet.server.engine import Engine
 from ajet.server.episode import OpenEpisode
 from ajet.server.experiment import Experiment
+from ajet.server.frozen import backbone_model
 from ajet.server.replies import Answered, OnText, Reply, Watcher, read
 from ajet.trajectory import Call, ChatRenderer, Prepared
 
@@ -247,12 +248,11 @@ async def _sample(
 ) -> Reply:
     """Sample one choice, starting over if the backbone dies before anything was shown."""
     while True:
-        _, backbone = await engine.wait_backbone(engine.settings.limits.chat_wait_s)
+        experiment, backbone = await engine.wait_backbone(engine.settings.limits.chat_wait_s)
+        model = backbone_model(request.model, experiment) if request.frozen else POLICY
         reply = Reply(index)
         watcher = Watcher(renderer, request, on_text) if request.stop or on_text else None
-        stream = backbone.generate(
-            ids, sampling, session=session, model="frozen" if request.frozen else "policy", stream=watcher is not None
-        )
+        stream = backbone.generate(ids, sampling, session=session, model=model, stream=watcher is not None)
         try:
             async for chunk in stream:
                 if watcher is None:

@@ -16,7 +16,8 @@ from ajet.server.settings import Limits
 
 ROLES = frozenset({"system", "user", "assistant", "tool", "developer", "function"})
 FROZEN = "frozen"
-"""Model name under which the initial weights are served. Its replies are never trained."""
+"""Model name under which the initial weights are served; ``frozen:<name>`` is another checkpoint. Their replies are never
+trained."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
@@ -65,7 +66,7 @@ class ChatRequest:
 
     @property
     def frozen(self) -> bool:
-        return self.model == FROZEN
+        return self.model == FROZEN or self.model.startswith(f"{FROZEN}:")
 
 
 def _number(body: dict[str, Any], name: str, low: float, high: float) -> float | None:

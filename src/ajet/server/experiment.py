@@ -108,6 +108,8 @@ class Experiment:
     """CPU threads this run has been trained with so far; 0 before the first boot."""
     device: str = ""
     """What this run has been trained on so far."""
+    frozen_models: dict[str, str] = field(default_factory=dict)
+    """What calls named → what the backbone is asked for; see :mod:`ajet.server.frozen`."""
     zero_watch: ZeroAdvantageWatch = field(default_factory=ZeroAdvantageWatch)
     clock: asyncio.Task[None] | None = None
 
@@ -221,6 +223,7 @@ class Experiment:
             training_over=lambda: self.over,
             version=version,
             changed=self.changed,
+            opposed_tags=config.swarm.opposed_tags,
         )
         registry.restore(restored)
         self.registry = registry

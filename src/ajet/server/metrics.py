@@ -97,12 +97,22 @@ class ZeroAdvantageWatch:
             if key.startswith("advantage/") and key.endswith("/zero_group_share"):
                 tag = key[len("advantage/") : -len("/zero_group_share")]
                 self.streak[tag] = self.streak[tag] + 1 if share >= 1.0 else 0
-        return [
-            f"Every group of tag {tag!r} had equal rewards for {n} steps in a row: this looks like training but teaches "
-            f"{tag!r} nothing. Check that its reward can vary, or make the task easier or harder."
-            for tag, n in sorted(self.streak.items())
-            if n >= ZERO_STEPS
-        ]
+        return [_nothing_to_learn(tag, n, metrics) for tag, n in sorted(self.streak.items()) if n >= ZERO_STEPS]
+
+
+def _nothing_to_learn(tag: str, steps: int, metrics: dict[str, Any]) -> str:
+    mean, spread = metrics.get(f"reward/{tag}/mean"), metrics.get(f"reward/{tag}/std")
+    if mean is None or spread is None:
+        ends = ""
+    elif spread == 0:
+        ends = f" Every one of its games ended with the same reward, {mean:g}: all won, or all lost."
+    else:
+        ends = f" Its games end alike within each group and differ between groups only (mean reward {mean:.2f})."
+    return (
+        f"Every group of tag {tag!r} had equal rewards for {steps} steps in a row: this looks like training but teaches "
+        f"{tag!r} nothing.{ends} Check that its reward can vary, make the task easier or harder (stronger or weaker "
+        "opponents), raise rollout.num_repeat, or set trainer_common.algorithm.running_baseline."
+    )
 
 
 def line(step: StepDone) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +69,7 @@ class Registry:
     training_over: Callable[[], bool]
     version: Callable[[], int]
     changed: Signal
+    opposed_tags: Sequence[Collection[str]] = ()
     tallies: Counter[str] = field(default_factory=Counter)
     open: dict[str, OpenEpisode] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -163,7 +164,7 @@ class Registry:
             if episode.ending_request == request.request_id and isinstance(outcome, EndAnswer):
                 return outcome
             return await self.end(episode_id, request, metadata)
-        check_result(request.task, request.output, episode.tags, episode.opened.task)
+        check_result(request.task, request.output, episode.tags, episode.opened.task, self.opposed_tags)
         episode.ending_request = request.request_id
         task = asyncio.create_task(self._end(episode, request, metadata))
         episode.ending = task

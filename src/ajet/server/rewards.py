@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 
 from ajet.schema.errors import IncompleteReward, InvalidRequest
 from ajet.schema.task import Task, WorkflowOutput
@@ -11,15 +12,23 @@ METRICS, METRIC_NAME = 256, 128
 """Numbers of an episode that become curves, and how long their names may be."""
 
 
-def check_result(task: Task, output: WorkflowOutput, tags: dict[str, str], declared: str | None) -> None:
+def check_result(
+    task: Task,
+    output: WorkflowOutput,
+    tags: dict[str, str],
+    declared: str | None,
+    opposed: Sequence[Collection[str]] = (),
+) -> None:
     """Refuse a result that could not be trained as it is meant.
 
     Args:
         tags: agent → tag, of all agents with a recorded call.
         declared: the task id told when the episode began, if it was.
+        opposed: sides that play against each other, as collections of tags.
 
     Raises:
-        InvalidRequest: empty task id, another task than declared, no reward, a number that is not finite, too many.
+        InvalidRequest: empty task id, another task than declared, no reward, a number that is not finite, too many; one
+            number for opposed sides.
         IncompleteReward: a dict that leaves out agents that spoke; ``details['missing']`` names them.
     """
     if not task.task_id.strip():
@@ -37,6 +46,8 @@ def check_result(task: Task, output: WorkflowOutput, tags: dict[str, str], decla
             "output.reward is None. Report a number, or abort the episode if it could not be played.",
             param="output.reward",
         )
+    if not isinstance(output.reward, dict):
+        _refuse_shared_reward(set(tags.values()), opposed)
     bad = [key for key, value in output.log_metrics.items() if not math.isfinite(value)]
     if bad:
         raise InvalidRequest(
@@ -62,6 +73,19 @@ def check_result(task: Task, output: WorkflowOutput, tags: dict[str, str], decla
                 param="output.reward",
                 details={"missing": [a for a, t in tags.items() if a not in output.reward and t not in output.reward]},
             )
+
+
+def _refuse_shared_reward(spoke: set[str], opposed: Sequence[Collection[str]]) -> None:
+    sides = [sorted(spoke.intersection(side)) for side in opposed]
+    present = [side for side in sides if side]
+    if len(present) > 1:
+        versus = " against ".join("+".join(side) for side in present)
+        example = ", ".join(f"{side[0]!r}: …" for side in present)
+        raise InvalidRequest(
+            f"output.reward is one number, and {versus} played this episode: it would pay the losers for the winners' play. "
+            f"Report a dict with each side's own result: {{{example}}}. (swarm.opposed_tags says who is opposed.)",
+            param="output.reward",
+        )
 
 
 def rewards_by_tag(output: WorkflowOutput, tags: dict[str, str]) -> dict[str, tuple[float, ...]]:

@@ -1,6 +1,7 @@
 """Claims about the model API, made with the real OpenAI SDK."""
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import openai
@@ -162,6 +163,23 @@ def test_the_frozen_model_is_served_and_not_recorded(rolling):
     with rolling.openai(begun) as client:
         client.chat.completions.create(model="frozen", messages=user("x"))
     assert rolling.backbone.models == ["frozen"]
+    assert rolling.get(f"/episodes/{begun['episode_id']}").json()["calls"] == []
+
+
+def test_frozen_checkpoints_are_served_by_name_and_by_step(rolling):
+    folder = Path(rolling.get("/status").json()["experiment_dir"])
+    for step in ("step_000003", "step_000004"):
+        (folder / "checkpoints" / step).mkdir(parents=True)
+    (folder / "checkpoints" / "step_000003" / "config.json").write_text("{}")
+    begun = rolling.begin()
+    with rolling.openai(begun) as client:
+        for name in ("frozen:3", "frozen:step_000003"):
+            client.chat.completions.create(model=name, messages=user("x"))
+        assert "frozen:step_000003" in {m.id for m in client.models.list()}
+        for name in ("frozen:4", "frozen:5", "frozen:../../etc", "frozen:", "frozen:/etc"):
+            with pytest.raises(openai.NotFoundError, match="frozen:step_000003"):
+                client.chat.completions.create(model=name, messages=user("x"))
+    assert rolling.backbone.models == [f"frozen:{(folder / 'checkpoints' / 'step_000003').resolve()}"] * 2
     assert rolling.get(f"/episodes/{begun['episode_id']}").json()["calls"] == []
 
 

@@ -1,9 +1,15 @@
 """verl's estimators over episodes: figures by hand, opposed tags, groups without contrast."""
 
+import functools
+import json
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ajet.algorithm.advantages import compute_advantages
+from ajet.algorithm.baseline import RunningBaseline
 from ajet.algorithm.support import (
     BATCH_ESTIMATORS,
     GROUP_ESTIMATORS,
@@ -54,6 +60,42 @@ def test_grpo_of_six_games_won_four_times_by_the_wolves_by_hand():
     assert found.metrics["advantage/zero_group_share"] == 0
 
 
+# G = 6 rewards of 0 and 1, k of them 1: mean k/6, verl's sample deviation sqrt(k(6-k)/30), so a winner has
+# sqrt(5(6-k)/(6k)) and a loser -sqrt(5k/(6(6-k))). One won of six: sqrt(25/6) and -sqrt(1/6).
+BY_HAND = {0: (None, 0.0), 1: (2.04124, -0.40825), 2: (1.29099, -0.64550), 3: (0.91287, -0.91287),
+           4: (0.64550, -1.29099), 5: (0.40825, -2.04124), 6: (0.0, None)}  # fmt: skip
+"""Games won by a side of six → advantage of the games it won, and of those it lost."""
+
+
+@pytest.mark.parametrize("won", range(7))
+def test_advantages_of_wolves_and_seer_for_every_score_of_six_games_are_those_worked_by_hand(won, monkeypatch):
+    from verl.trainer.ppo import core_algos
+
+    asked = []
+    verls = core_algos.get_adv_estimator_fn("grpo")
+
+    @functools.wraps(verls)
+    def spy(**kwargs):
+        asked.append(kwargs["token_level_rewards"].sum(-1).tolist())
+        return verls(**kwargs)
+
+    monkeypatch.setitem(core_algos.ADV_ESTIMATOR_REGISTRY, "grpo", spy)
+    score = [1] * won + [0] * (6 - won)
+    rows = werewolves(score)
+    found = compute_advantages(rows, AlgorithmConfig(adv_estimator="grpo"))
+    assert asked == [[1.0 - s for s in score], [float(s) for s in score]]  # one row per (game, role): seer, wolves
+    seer, wolves = by(rows, found.per_row, "seer"), by(rows, found.per_row, "werewolf").reshape(6, 3)
+    for game, wolves_won in enumerate(score):
+        np.testing.assert_allclose(wolves[game], BY_HAND[won][0 if wolves_won else 1], atol=1e-5)
+        np.testing.assert_allclose(seer[game], BY_HAND[6 - won][1 if wolves_won else 0], atol=1e-5)
+    assert abs(seer.sum()) < 1e-9
+    assert abs(wolves.sum()) < 1e-9
+    for tag, mean in (("werewolf", won / 6), ("seer", 1 - won / 6)):
+        assert found.metrics[f"reward/{tag}/mean"] == pytest.approx(mean)
+        assert found.metrics[f"advantage/{tag}/mean"] == pytest.approx(0, abs=1e-9)
+        assert found.metrics[f"advantage/{tag}/zero_group_share"] == float(won in (0, 6))
+
+
 def test_without_the_standard_deviation_advantages_are_reward_minus_mean():
     rows = werewolves()
     found = compute_advantages(rows, AlgorithmConfig(adv_estimator="grpo", norm_adv_by_std_in_grpo=False))
@@ -102,6 +144,60 @@ def test_agents_of_one_tag_with_different_rewards_are_one_unit_each():
     found = compute_advantages(rows, AlgorithmConfig(norm_adv_by_std_in_grpo=False))
     assert found.units == 3
     np.testing.assert_allclose(found.per_row, [2 / 3, -1 / 3, -1 / 3, -1 / 3], rtol=1e-9)
+
+
+# ── a running baseline ───────────────────────────────────────────────────────────────────────────────────────────────
+
+RUNNING = AlgorithmConfig(running_baseline=0.9)
+
+
+def test_a_group_all_won_is_compared_with_what_the_role_had_before():
+    first = compute_advantages(werewolves((1, 0, 0, 0, 0, 0)), RUNNING)
+    assert first.baseline.mean == pytest.approx({"werewolf": 1 / 6, "seer": 5 / 6})
+    then = compute_advantages(rows := werewolves((1,) * 6), RUNNING, first.baseline)
+    # Wolves: (1 - 1/6) / sqrt(1/6 - 1/36) = 2.23607, more than any of six can have in a mixed group, 5 / sqrt(6).
+    np.testing.assert_allclose(by(rows, then.per_row, "werewolf"), 2.04124, atol=1e-5)
+    np.testing.assert_allclose(by(rows, then.per_row, "seer"), -2.04124, atol=1e-5)
+    assert then.metrics["advantage/werewolf/zero_group_share"] == 0
+    assert then.metrics["advantage/werewolf/running_baseline_share"] == 1
+    assert then.metrics["advantage/werewolf/running_baseline"] == pytest.approx(1 / 6)
+    assert then.baseline.mean["werewolf"] == pytest.approx(0.9 / 6 + 0.1)
+    half = compute_advantages(werewolves((1, 1, 1, 0, 0, 0)), RUNNING).baseline
+    after_half = compute_advantages(rows, RUNNING, half)
+    np.testing.assert_allclose(by(rows, after_half.per_row, "werewolf"), 1.0, atol=1e-5)  # 0.5 / 0.5
+
+
+def test_groups_with_contrast_keep_verls_advantages_and_the_first_batch_has_no_baseline():
+    rows = werewolves((1, 1, 1, 1, 0, 0))
+    past = compute_advantages(werewolves((1, 0, 0, 0, 0, 0)), RUNNING).baseline
+    plain = compute_advantages(rows, AlgorithmConfig())
+    np.testing.assert_array_equal(compute_advantages(rows, RUNNING, past).per_row, plain.per_row)
+    lost = compute_advantages(werewolves((0,) * 6), RUNNING)
+    assert not lost.per_row.any()
+    assert lost.metrics["advantage/werewolf/zero_group_share"] == 1
+    # A role that always lost has nothing to learn from losing again.
+    again = compute_advantages(werewolves((0,) * 6), RUNNING, lost.baseline)
+    assert not again.per_row.any()
+    assert again.metrics["advantage/seer/zero_group_share"] == 1
+
+
+def test_without_the_deviation_it_is_reward_minus_running_mean():
+    config = AlgorithmConfig(adv_estimator="rloo", running_baseline=0.5)
+    past = compute_advantages(werewolves((1, 1, 0, 0, 0, 0)), config).baseline
+    rows = werewolves((1,) * 6)
+    np.testing.assert_allclose(by(rows, compute_advantages(rows, config, past).per_row, "seer"), -2 / 3, rtol=1e-9)
+
+
+@given(st.dictionaries(st.text(), st.lists(st.floats(-5, 5), min_size=1), max_size=3), st.floats(0.01, 0.99))
+def test_a_running_baseline_comes_back_from_json_bit_by_bit(rewards, past):
+    baseline = RunningBaseline().after(rewards, 0.5).after(rewards, past)
+    assert RunningBaseline.from_state(json.loads(json.dumps(baseline.to_state()))) == baseline
+
+
+def test_it_is_refused_where_an_advantage_is_not_a_reward_less_a_baseline():
+    with pytest.raises(ConfigError, match="running_baseline"):
+        check_algorithm(TrainerConfig(algorithm=AlgorithmConfig(adv_estimator="grpo_passk", running_baseline=0.9)))
+    check_algorithm(TrainerConfig(algorithm=RUNNING))
 
 
 @pytest.mark.parametrize("name", [*REFUSED_ESTIMATORS, "nonsense"])

@@ -10,13 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ajet.algorithm.advantages import compute_advantages
+from ajet.algorithm.baseline import RunningBaseline
 from ajet.backbone.embedded.engine import Engine
 from ajet.backbone.embedded.net import digest, load_net
 from ajet.backbone.embedded.optimizer import Optimizer
 from ajet.backbone.embedded.trainer import Trainer
 from ajet.backbone.protocol import Sampling
 from ajet.default_config.schema import AjetConfig, AlgorithmConfig, OptimConfig, TrainerConfig
-from ajet.schema.errors import EngineStateConflict, InvalidRequest
+from ajet.schema.errors import ConfigError, EngineStateConflict, InvalidRequest
 from ajet.trajectory.batch import Row, TrainBatch
 from tests.unit.backbone import tiny
 
@@ -391,6 +392,80 @@ def test_the_frozen_model_stays_the_initial_one(qwen2_dir, tmp_path):
     resumed.load(tmp_path)
     assert greedy(resumed, "frozen").logprobs == before.logprobs
     assert greedy(resumed, "frozen").versions == [0] * 6
+
+
+def test_checkpoints_are_served_frozen_beside_the_policy(qwen2_dir, tmp_path):
+    engine = Engine(config_for(qwen2_dir, use_kl_loss=False))
+
+    def greedy(model):
+        return reply(engine, tiny.prompt(3, 12), model, temperature=0, max_tokens=6, ignore_eos=True)
+
+    asked = {"frozen": greedy("policy").logprobs}
+    for step in (1, 2):
+        engine.train_step(tiny.make_batch(step))
+        directory = tmp_path / f"c{step}"
+        directory.mkdir()
+        engine.save(directory)
+        asked[f"frozen:{directory}"] = greedy("policy").logprobs
+    engine.train_step(tiny.make_batch(3))
+    assert len({tuple(logprobs) for logprobs in asked.values()}) == 3
+    assert {name: greedy(name).logprobs for name in asked} == asked
+    assert engine.stats()["frozen_sampled_tokens"] == 18
+    untouched = Engine(config_for(qwen2_dir, use_kl_loss=False))
+    for step in (1, 2, 3):
+        last = untouched.train_step(tiny.make_batch(step))
+    assert engine.info().digest == last.digest
+
+
+def test_frozen_models_that_were_not_asked_for_lately_make_room(qwen2_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr("ajet.backbone.embedded.beside.MOST", 2)
+    engine = Engine(config_for(qwen2_dir))
+    names = [f"frozen:{tiny.save_qwen2(tmp_path / str(seed), seed=seed)}" for seed in range(3)]
+    answers = [reply(engine, tiny.prompt(3, 12), name, temperature=0, max_tokens=4).logprobs for name in names]
+    assert len(engine._beside.all()) == 2
+    assert [reply(engine, tiny.prompt(3, 12), n, temperature=0, max_tokens=4).logprobs for n in names] == answers
+
+
+def test_a_frozen_model_that_is_none_or_another_one_is_named_and_stops_nothing(qwen2_dir, llama_dir, tmp_path):
+    engine = Engine(config_for(qwen2_dir))
+    (tmp_path / "broken").mkdir()
+    shutil.copy(qwen2_dir / "config.json", tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"not this")
+    other = tiny.save_qwen2(tmp_path / "other")
+    (other / "tokenizer.json").write_text('{"another": "tokenizer"}')
+    for directory, words in (
+        (tmp_path, "config.json"),
+        (tmp_path / "broken", "cannot be loaded"),
+        (other, "another tokenizer"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            engine.submit(1, tiny.prompt(3, 12), Sampling(), f"frozen:{directory}", False)
+    assert reply(engine, tiny.prompt(3, 12), "policy", max_tokens=4).logprobs
+
+
+def test_a_running_baseline_is_part_of_what_is_resumed_exactly(qwen2_dir, tmp_path):
+    """The batches' later groups are all won or all lost, so that only the baseline teaches there."""
+    config = config_for(qwen2_dir, use_kl_loss=False)
+    config.trainer_common.algorithm.running_baseline = 0.8
+
+    def batch(step):
+        rows = tiny.make_batch(step).rows
+        return TrainBatch(step, [replace(r, reward=float(r.tag != "seer")) for r in rows] if step > 1 else rows)
+
+    straight = Engine(config)
+    for step in range(1, 4):
+        whole = straight.train_step(batch(step))
+        if step == 2:
+            straight.save(tmp_path)
+    assert whole.metrics["advantage/seer/running_baseline_share"] == 1
+    assert whole.metrics["actor/grad_norm"] > 0
+    again = Engine(config)
+    again.load(tmp_path)
+    assert again.train_step(batch(3)).digest == whole.digest
+    forgetful = Engine(config)
+    forgetful.load(tmp_path)
+    forgetful.trainer.baseline = RunningBaseline()
+    assert forgetful.train_step(batch(3)).digest != whole.digest
 
 
 def test_a_damaged_checkpoint_and_a_changed_initial_model_are_named(qwen2_dir, tmp_path):

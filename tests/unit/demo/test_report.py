@@ -1,38 +1,17 @@
-"""Claims about the demo's numbers: paired differences and the summary."""
+"""Claims about the demo's numbers: what changed, and the summary."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from rich.console import Console
 
-from ajet.demo import werewolves
-from ajet.demo.evaluation import paired_difference
+from ajet.demo import behaviour, werewolves
 from ajet.demo.report import build_summary, draw_curve
 from ajet.schema.errors import ConfigError
-
-
-@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 1.0])), min_size=1, max_size=60))
-def test_a_paired_difference_is_the_difference_of_means_and_lies_in_its_interval(pairs):
-    before, after = [a for a, _ in pairs], [b for _, b in pairs]
-    d = paired_difference(before, after)
-    assert d.mean == pytest.approx(sum(after) / len(after) - sum(before) / len(before))
-    assert d.low <= d.mean <= d.high
-
-
-def test_an_interval_worked_by_hand():
-    # Differences 1, 0, 0, 1: mean 0.5, sample deviation sqrt(1/3), standard error that over 2.
-    d = paired_difference([0, 0, 1, 0], [1, 0, 1, 1])
-    assert d.mean == 0.5
-    assert d.high - d.mean == pytest.approx(1.96 * (1 / 3) ** 0.5 / 2)
-
-
-def test_unequal_lists_are_refused():
-    with pytest.raises(ValueError, match="paired"):
-        paired_difference([1.0], [])
 
 
 def history(n: int) -> list[dict]:
@@ -56,6 +35,42 @@ def test_the_summary_has_what_the_readme_promises(tmp_path: Path):
     picture = draw_curve(summary, tmp_path / "curve.png")
     assert picture is not None
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def evaluated(folder: Path, which: str, kills: list[tuple[float, float]], wins: list[float]) -> None:
+    games = [
+        {"werewolf/teammate_kill": kill, "werewolf/win": (won, 1.0)} for kill, won in zip(kills, wins, strict=True)
+    ]
+    tree = {"seconds": 1.0, "results": {"werewolf": wins}, "measures": {"werewolf": games}}
+    (folder / f"eval_{which}.json").write_text(json.dumps(tree))
+
+
+def test_the_summary_says_which_behaviour_changed_with_intervals(tmp_path: Path):
+    evaluated(tmp_path, "initial", [(3, 6), (2, 4), (1, 2), (2, 4)], [0.0, 0.0, 1.0, 0.0])
+    evaluated(tmp_path, "final", [(0, 6), (1, 5), (0, 3), (0, 2)], [1.0, 0.0, 1.0, 1.0])
+    steps = history(3)
+    steps[0] |= {
+        "reward/werewolf/mean": 0.3,
+        "advantage/werewolf/mean": 0.0,
+        "advantage/werewolf/zero_group_share": 0.5,
+    }
+    summary = build_summary(tmp_path, steps, seed=0, targets=["werewolf"], wall_seconds=1.0, drops={})
+    found = summary["behaviour"]["werewolf"]["teammate_kill"]
+    assert found["initial"]["value"] == pytest.approx(8 / 16)
+    assert found["final"]["value"] == pytest.approx(1 / 16)
+    assert found["difference"]["value"] == pytest.approx(-7 / 16)
+    assert found["difference"]["low"] < found["difference"]["value"] < found["difference"]["high"] < 0
+    assert summary["paired"]["werewolf"]["mean"] == 0.5
+    assert summary["learning_signal"][0] == {
+        "step": 1, "roles": {"werewolf": {"reward_mean": 0.3, "advantage_mean": 0.0, "zero_group_share": 0.5}},
+    }  # fmt: skip
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(behaviour.table(summary))
+    (line,) = [line for line in console.export_text().splitlines() if "attacks on a teammate" in line]
+    assert "0.500" in line
+    assert "0.062" in line
+    assert line.rstrip(" │").endswith("*")
+    assert draw_curve(summary, tmp_path / "curve.png") is not None
 
 
 def test_a_curve_of_evaluations_takes_the_place_of_the_training_win_rate(tmp_path: Path):

@@ -7,19 +7,45 @@ import pytest
 from ajet.default_config.load import job_diff
 from ajet.default_config.schema import AjetConfig
 from ajet.pool.records import StepDone
-from ajet.schema.errors import ConfigError
-from ajet.schema.task import WorkflowOutput
+from ajet.schema.errors import ConfigError, InvalidRequest
+from ajet.schema.task import Task, WorkflowOutput
 from ajet.server.events import Events, Signal
 from ajet.server.jobs import experiment_folder
 from ajet.server.metrics import MetricsFile, ZeroAdvantageWatch
 from ajet.server.openapi import document
-from ajet.server.rewards import rewards_by_tag
+from ajet.server.rewards import check_result, rewards_by_tag
 
 
 def test_a_warning_comes_only_after_several_steps_without_any_advantage():
     watch = ZeroAdvantageWatch()
     key = "advantage/wolf/zero_group_share"
     assert [len(watch.see({key: share})) for share in (1.0, 1.0, 1.0, 0.9, 1.0)] == [0, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "words"), [(0.0, 0.0, "reward, 0: all won, or all lost"), (0.5, 0.5, "differ between groups only")]
+)
+def test_the_warning_says_how_the_games_ended_and_what_helps(mean, std, words):
+    watch = ZeroAdvantageWatch()
+    metrics = {"advantage/wolf/zero_group_share": 1.0, "reward/wolf/mean": mean, "reward/wolf/std": std}
+    (warning,) = [watch.see(metrics) for _ in range(3)][-1]
+    assert words in warning
+    assert "running_baseline" in warning
+
+
+SIDES = [["wolf"], ["seer", "witch"]]
+
+
+def test_one_number_for_opposed_sides_is_refused_and_for_one_side_taken():
+    task, shared = Task(task_id="t"), WorkflowOutput(reward=1.0)
+    both = {"w1": "wolf", "s": "seer"}
+    with pytest.raises(InvalidRequest, match="wolf against seer") as caught:
+        check_result(task, shared, both, None, SIDES)
+    assert caught.value.param == "output.reward"
+    assert "'wolf': …, 'seer': …" in str(caught.value)
+    check_result(task, shared, {"s": "seer", "i": "witch"}, None, SIDES)
+    check_result(task, shared, both, None)
+    check_result(task, WorkflowOutput(reward={"wolf": 1.0, "seer": 0.0}), both, None, SIDES)
 
 
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "/etc", "x" * 200, "a\0b", "-flag"])

@@ -40,12 +40,13 @@ class Answer:
     raw: bytes | None = None
     hang: bool = False
     hang_up: bool = False
+    finish_reason: str = "stop"
 
     def body(self) -> bytes:
         if self.raw is not None:
             return self.raw
         message = {"role": "assistant", "content": self.content}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        choice = {"index": 0, "finish_reason": self.finish_reason, "message": message}
         whole = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
         return json.dumps(whole).encode()
 

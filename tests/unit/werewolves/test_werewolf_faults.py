@@ -42,7 +42,7 @@ class Canned:
         self.reply = reply
         self.prompts: list[str] = []
 
-    async def chat(self, messages, api_key, temperature):
+    async def chat(self, messages, api_key, temperature, traffic=None):
         self.prompts.append(messages[-1]["content"])
         return {"role": "assistant", "content": self.reply(messages[-1]["content"])}
 
@@ -222,7 +222,7 @@ class Narrow(Canned):
         super().__init__(lambda prompt: '{"say": "hm", "vote": null}')
         self.most = most
 
-    async def chat(self, messages, api_key, temperature):
+    async def chat(self, messages, api_key, temperature, traffic=None):
         if len(messages) > self.most:
             raise ContextLengthExceeded("too long")
         return await super().chat(messages, api_key, temperature)

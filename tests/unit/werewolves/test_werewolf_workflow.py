@@ -335,13 +335,14 @@ async def test_a_live_player_who_was_never_asked_leaves_the_reward_empty():
 
 
 async def test_metrics_are_finite_numbers_of_live_roles_only():
-    for number, mine, other in ((WOLVES, "wol", "seer"), (5, "seer", "wolf")):
+    for number, mine, other in ((WOLVES, "werewolf", "seer"), (5, "seer", "werewolf")):
         async with serve(legal_reply) as server:
             output = await episode(server.url, task_of(number))
         assert all(type(v) is float and math.isfinite(v) for v in output.log_metrics.values())
         names = set(output.log_metrics)
         assert not [n for n in names if n.startswith((f"{other}/", f"win/{other}"))]
-        assert [n for n in names if n.startswith("win/")] == [f"win/{'werewolf' if mine == 'wol' else 'seer'}"]
+        assert [n for n in names if n.startswith("win/")] == [f"win/{mine}"]
+        assert {f"{mine}/abstain", f"{mine}/survival", f"{mine}/valid", f"{mine}/truncated"} <= names
         assert {"game/days", "reply/valid", "reply/repaired", "reply/fallback"} <= names
 
 
@@ -435,3 +436,73 @@ async def test_a_server_that_restarts_only_makes_the_game_wait():
 async def test_a_policy_that_does_not_come_back_voids_the_game():
     with pytest.raises(InfrastructureFault, match="policy endpoint"):
         await episode(refused_url(), task_of(WOLVES), policy_budget_s=0.05)
+
+
+# ── other models at the table ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_frozen_opponents_speak_through_the_same_server_under_their_name():
+    async with serve(legal_reply) as server:
+        output = await episode(server.url, task_of(WOLVES), frozen_opponents="frozen:step_000010")
+    models = {EpisodeKey.parse(call.key).agent: call.body["model"] for call in server.calls}
+    live = roles_of(output, "werewolf")
+    assert {models[agent] for agent in live} == {TINY}
+    assert {model for agent, model in models.items() if agent not in live} == {"frozen:step_000010"}
+    assert len(models) == 9
+    assert set(output.reward) == set(live)
+    assert all(len(call.body["messages"]) == 2 for call in server.calls)  # the same prompts as the policy's
+
+
+async def test_frozen_opponents_by_role_leave_the_others_scripted():
+    async with serve(legal_reply) as server:
+        output = await episode(server.url, task_of(WOLVES), frozen_opponents={"seer": "frozen"})
+    assert speakers(server) == roles_of(output, "werewolf", "seer")
+    assert {c.body["model"] for c in server.calls if EpisodeKey.parse(c.key).tag == "seer"} == {"frozen"}
+
+
+@pytest.mark.parametrize("wrong", ["policy", {"wolf": "frozen"}, {"seer": "gpt"}])
+def test_frozen_opponents_of_other_names_are_refused(wrong):
+    with pytest.raises(ConfigError, match="frozen_opponents takes"):
+        ExampleWerewolves(frozen_opponents=wrong)
+
+
+def test_frozen_opponents_and_a_static_model_are_one_too_many():
+    with pytest.raises(ConfigError, match="not both"):
+        ExampleWerewolves(["seer"], "m", "http://x/v1", frozen_opponents="frozen")
+
+
+async def test_held_out_games_carry_their_tallies_and_training_games_do_not():
+    async with serve(legal_reply) as server:
+        held_out = await episode(server.url, task_of(WOLVES, split="eval"))
+        trained = await episode(server.url, task_of(WOLVES))
+    total, n = held_out.metadata["measures"]["werewolf/survival"]
+    assert n == 3
+    assert held_out.log_metrics["werewolf/survival"] == pytest.approx(total / n)
+    assert "measures" not in trained.metadata
+
+
+async def test_a_rotated_deal_moves_the_roles_on_by_a_seat():
+    async with serve(legal_reply) as server:
+        plain, turned = [await episode(server.url, task_of(WOLVES, rotation=r)) for r in (0, 1)]
+    assert turned.metadata["roles"] == [plain.metadata["roles"][-1], *plain.metadata["roles"][:-1]]
+
+
+async def test_cut_off_replies_and_refusals_are_counted():
+    def answer(call: Call) -> Answer:
+        return Answer(legal_reply(call), finish_reason="length")
+
+    busy = iter([True, True, False])
+
+    def static(call: Call) -> Answer | str:
+        return failure(429, retry_after="0") if next(busy, False) else legal_reply(call)
+
+    async with serve(answer) as server, serve(static) as others:
+        output = await episode(
+            server.url, task_of(WOLVES),
+            big_external_opponent_llm_name="static", big_external_opponent_llm_url=others.url,
+        )  # fmt: skip
+    assert output.log_metrics["werewolf/truncated"] == 1.0
+    assert output.log_metrics["static/truncated"] == 0.0
+    assert output.log_metrics["static/rate_limited"] == 2.0
+    assert output.log_metrics["static/calls"] == len(others.calls) - 2
+    assert 0 < output.log_metrics["static/latency_s"] <= output.log_metrics["static/latency_max_s"]

@@ -1,7 +1,7 @@
 """Sampler, trainer and model in one process: everything the worker does, without the pipes. One thread owns it.
 
 The frozen initial model is loaded from ``model.path`` when something first asks for it: a call with
-``model="frozen"``, or a KL term.
+``model="frozen"``, or a KL term. Other frozen models are in :mod:`ajet.backbone.embedded.beside`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from ajet.algorithm.baseline import RunningBaseline
+from ajet.backbone.embedded.beside import Beside
 from ajet.backbone.embedded.memory import kv_blocks
 from ajet.backbone.embedded.net import Net, copy_beside, digest, eos_ids, load_net
 from ajet.backbone.embedded.paged import BLOCK, PagedKV
 from ajet.backbone.embedded.sampler import Sampler
 from ajet.backbone.embedded.trainer import Trainer
 from ajet.backbone.models import model_dir
-from ajet.backbone.protocol import BackboneInfo, Chunk, ModelName, Sampling, StepResult
+from ajet.backbone.protocol import POLICY, BackboneInfo, Chunk, ModelName, Sampling, StepResult
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import ConfigError, DiskRefused, EngineStateConflict
 from ajet.trajectory.batch import TrainBatch
@@ -56,9 +58,12 @@ class Engine:
         self.eos = eos_ids(self.source)
         self.max_len = min(config.rollout.max_model_len, self.net.max_position)
         self._frozen: Net | None = None
-        self._frozen_sampler: Sampler | None = None
         self.trainer = self._new_trainer()
         self._sampler = self._new_sampler(self.net, 0, share=0.8)
+        self._beside = Beside(
+            self.source, self.device, self.dtype, self.net.vocab, self.frozen,
+            lambda net: self._new_sampler(net, 0, share=0.2),
+        )  # fmt: skip
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -89,31 +94,25 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return self._sampler.busy or (self._frozen_sampler is not None and self._frozen_sampler.busy)
+        return self._sampler.busy or any(sampler.busy for sampler in self._beside.all())
 
     def submit(self, key: int, ids: list[int], sampling: Sampling, model: ModelName, stream: bool) -> None:
-        if model == "frozen" and self._frozen_sampler is None:
-            self._frozen_sampler = self._new_sampler(self.frozen(), 0, share=0.2)
-        sampler = self._frozen_sampler if model == "frozen" else self._sampler
-        assert sampler is not None
+        sampler = self._sampler if model == POLICY else self._beside(model)
         sampler.submit(key, ids, sampling, stream)
 
     def cancel(self, key: int) -> None:
-        for sampler in (self._sampler, self._frozen_sampler):
-            if sampler is not None:
-                sampler.cancel(key)
+        for sampler in (self._sampler, *self._beside.all()):
+            sampler.cancel(key)
 
     def tick(self) -> list[tuple[int, Chunk]]:
-        out = self._sampler.tick() if self._sampler.busy else []
-        if self._frozen_sampler is not None and self._frozen_sampler.busy:
-            out += self._frozen_sampler.tick()
+        out: list[tuple[int, Chunk]] = []
+        for sampler in (self._sampler, *self._beside.all()):
+            if sampler.busy:
+                out += sampler.tick()
         return out
 
     def stats(self) -> dict[str, float]:
-        out = self._sampler.stats()
-        if self._frozen_sampler is not None:
-            out |= {f"frozen_{k}": v for k, v in self._frozen_sampler.stats().items()}
-        return out
+        return self._sampler.stats() | self._beside.stats()
 
     def load_weights(self, version: int) -> None:
         """Sampler and trainer share weights: there is nothing to load, only to check."""
@@ -160,6 +159,7 @@ class Engine:
             "digest": digest(self.net),
             "initial_digest": self._initial_digest,
             "dtype": str(self.dtype),
+            "running_baseline": self.trainer.baseline.to_state(),
         }
         (directory / STATE_JSON).write_text(json.dumps(state, indent=2))
         for path in [*directory.iterdir(), directory]:
@@ -195,6 +195,7 @@ class Engine:
             self._frozen, self._initial_digest = None, state["initial_digest"]
         self.trainer = self._new_trainer()
         self.trainer.step = state["step"]
+        self.trainer.baseline = RunningBaseline.from_state(state.get("running_baseline"))
         self.trainer.optimizer.load_state(tensors, state["optimizer_steps"])
         self._sampler.refresh(self.trainer.step)
         return self.info()

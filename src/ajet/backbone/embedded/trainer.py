@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from ajet.algorithm.advantages import compute_advantages
+from ajet.algorithm.baseline import RunningBaseline
 from ajet.backbone.embedded.net import Net, digest
 from ajet.backbone.embedded.optimizer import Optimizer
 from ajet.backbone.embedded.packing import Pass, Piece, TokenTable, lay_out, passes
@@ -59,6 +60,7 @@ class Trainer:
         self._threads = ThreadPoolExecutor(lanes - 1, "ajet-train") if lanes > 1 else None
         self.net, self.config, self.device = net, config, device
         self.step = 0
+        self.baseline = RunningBaseline()
         self.optimizer = Optimizer(net.parameters(), config)
         self._reference = reference
         self._progressed = progressed
@@ -84,13 +86,13 @@ class Trainer:
         loss = self._row_loss()
         torch.manual_seed(mix(self.config.seed, batch.step))  # clip_cov draws
         started = time.perf_counter()
-        advantages = compute_advantages(rows, self.config.algorithm)
+        advantages = compute_advantages(rows, self.config.algorithm, self.baseline)
         work = Step(self, loss, table, pieces, advantages.per_row, advantages.unit_of_row)
         work.compute_reference()
         work.correct()
         reference_s = time.perf_counter() - started
         work.train(batch.step)
-        self.step = batch.step
+        self.step, self.baseline = batch.step, advantages.baseline
         metrics = {**advantages.metrics, **work.metrics()}
         metrics["timing/reference_s"] = reference_s
         metrics["timing/update_s"] = time.perf_counter() - started

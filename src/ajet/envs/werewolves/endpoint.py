@@ -21,11 +21,13 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from ajet.envs.http import Answer, NoAnswer, Poster, connections
+from ajet.envs.werewolves.traffic import Traffic
 from ajet.schema.errors import ContextLengthExceeded, InfrastructureFault
 
 POLICY_TIMEOUT_S = 3600.0
@@ -131,6 +133,8 @@ class Endpoint:
     name: str = "policy"
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     clock: Callable[[], float] = time.monotonic
+    traffic: Traffic = field(default_factory=Traffic)
+    """Of all its callers."""
     _poster: Poster | None = None
 
     def __post_init__(self) -> None:
@@ -145,8 +149,13 @@ class Endpoint:
         self._poster = None
         await self._held.__aexit__(*error)
 
-    async def chat(self, messages: list[dict[str, Any]], api_key: str, temperature: float | None) -> dict[str, Any]:
+    async def chat(
+        self, messages: list[dict[str, Any]], api_key: str, temperature: float | None, traffic: Traffic | None = None
+    ) -> dict[str, Any]:
         """One reply, as the assistant message that was sent.
+
+        Args:
+            traffic: the caller's own counts, beside the endpoint's.
 
         Raises:
             ContextLengthExceeded: the conversation does not fit; no retry helps.
@@ -156,10 +165,13 @@ class Endpoint:
         wait = FIRST_WAIT_S
         # A try whose reply was lost on its way gets that reply again.
         request_id = uuid.uuid4().hex
+        counts = (self.traffic,) if traffic is None else (self.traffic, traffic)
         while True:
             try:
-                return await self._once(messages, api_key, temperature, request_id)
+                return await self._once(messages, api_key, temperature, request_id, counts)
             except Refused as error:
+                for count in counts:
+                    count.rate_limited += error.status == 429
                 if error.code == "context_length_exceeded":
                     raise ContextLengthExceeded(str(error)) from error
                 if error.status not in RETRIED_STATUS or error.code in FINAL_CODES:
@@ -178,8 +190,9 @@ class Endpoint:
             await self.pause(seconds)
 
     async def _once(
-        self, messages: list[dict[str, Any]], api_key: str, temperature: float | None, request_id: str
-    ) -> dict[str, Any]:
+        self, messages: list[dict[str, Any]], api_key: str, temperature: float | None, request_id: str,
+        counts: tuple[Traffic, ...],
+    ) -> dict[str, Any]:  # fmt: skip
         assert self._poster is not None, "use `async with`"
         body: dict[str, Any] = {"model": self.model, "messages": messages}
         if temperature is not None:
@@ -190,14 +203,16 @@ class Endpoint:
             "Content-Type": "application/json",
         }
         content = json.dumps(body).encode()
-        if self.gate is None:
+        async with self.gate or nullcontext():
+            began = self.clock()
             answer = await self._poster.post(self._url, content, headers, self.timeout_s)
-        else:
-            async with self.gate:
-                answer = await self._poster.post(self._url, content, headers, self.timeout_s)
+            seconds = self.clock() - began
         if answer.status >= 300:
             raise Refused(answer)
-        return _message(answer)
+        reply, finish_reason = _message(answer)
+        for count in counts:
+            count.answered(seconds, finish_reason)
+        return reply
 
     def _fault(self, cause: Exception) -> InfrastructureFault:
         root: BaseException = cause
@@ -211,10 +226,11 @@ class Endpoint:
         )
 
 
-def _message(answer: Answer) -> dict[str, Any]:
-    """The assistant message of a chat completion."""
+def _message(answer: Answer) -> tuple[dict[str, Any], Any]:
+    """The assistant message of a chat completion, and why it ended."""
     try:
-        message = json.loads(answer.body)["choices"][0]["message"]
+        choice = json.loads(answer.body)["choices"][0]
+        message, finish_reason = choice["message"], choice.get("finish_reason")
         content = message.get("content")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise NoCompletion(f"HTTP {answer.status}: {answer.body[:200]!r}") from error
@@ -223,7 +239,7 @@ def _message(answer: Answer) -> dict[str, Any]:
     reply: dict[str, Any] = {"role": "assistant", "content": _sendable(content)}
     if message.get("reasoning_content"):
         reply["reasoning_content"] = _sendable(message["reasoning_content"])
-    return reply
+    return reply, finish_reason
 
 
 def _sendable(text: Any) -> str:

@@ -87,17 +87,20 @@ class Game:
         options: the board.
         play_seed: draws ties and speech order; default: the deal's own seed. Episodes of one task share the deal and
             differ in this.
+        rotation: seats by which the dealt roles are moved on, for measuring every role on every seat.
         one_call: seats that are asked to speak and vote in one reply. Their vote stays secret until all have spoken.
     """
 
     seed: int | str
     options: BoardOptions = field(default_factory=BoardOptions)
     play_seed: int | str | None = None
+    rotation: int = 0
     one_call: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         deal = list(self.options.roles)
         random.Random(f"deal-{self.seed}").shuffle(deal)
+        deal = [deal[(i - self.rotation) % len(deal)] for i in range(len(deal))]
         self.roles: tuple[Role, ...] = tuple(deal)
         self.rng = random.Random(f"play-{self.seed if self.play_seed is None else self.play_seed}")
         self.alive = [True] * len(deal)

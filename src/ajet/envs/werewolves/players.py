@@ -16,6 +16,7 @@ from ajet.envs.werewolves.endpoint import Endpoint
 from ajet.envs.werewolves.engine import Action, Game, Request
 from ajet.envs.werewolves.replies import ParsedReply, fallback
 from ajet.envs.werewolves.scripted import ScriptedPlayer
+from ajet.envs.werewolves.traffic import Traffic
 from ajet.schema.errors import ConfigError, ContextLengthExceeded
 
 Outcome = Literal["valid", "repaired", "fallback"]
@@ -91,6 +92,7 @@ class ModelPlayer:
     Attributes:
         outcomes: decisions by :data:`Outcome`: read at once, after a repair turn, or not at all.
         calls: replies that came, repair turns included.
+        traffic: what its calls cost.
     """
 
     def __init__(
@@ -100,6 +102,12 @@ class ModelPlayer:
         self._api_key, self._temperature, self._rng = api_key, temperature, rng
         self.outcomes: Counter[str] = Counter()
         self.calls = 0
+        self.traffic = Traffic()
+
+    @property
+    def truncated(self) -> int:
+        """Replies that were cut off by a token limit."""
+        return self.traffic.truncated
 
     async def act(self, request: Request) -> Action:
         """Ask the model. A bad reply, or a prompt that became too long, never ends the game.
@@ -123,7 +131,7 @@ class ModelPlayer:
     async def _decide(self, request: Request) -> tuple[Action | None, Outcome]:
         messages = self.style.messages(request)
         for attempt in range(1 + self.style.repairs):
-            reply = await self.endpoint.chat(messages, self._api_key, self._temperature)
+            reply = await self.endpoint.chat(messages, self._api_key, self._temperature, self.traffic)
             self.calls += 1
             self.style.remember(reply)
             parsed = self.style.parse(reply["content"], request)

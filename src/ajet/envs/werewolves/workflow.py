@@ -11,7 +11,7 @@ import hashlib
 import os
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.endpoint import POLICY_TIMEOUT_S, STATIC_TIMEOUT_S, Endpoint, gate_for
 from ajet.envs.werewolves.engine import Game
 from ajet.envs.werewolves.full import Conversation, Language
-from ajet.envs.werewolves.habits import Habits
+from ajet.envs.werewolves.metrics import measure, shares
 from ajet.envs.werewolves.play import Player, play_game
 from ajet.envs.werewolves.players import Compact, ModelPlayer, Scripted, Style
 from ajet.envs.werewolves.rules import BoardOptions, Role, side_of
@@ -46,6 +46,7 @@ class ExampleWerewolves(Workflow):
         big_external_opponent_llm_api_key: its key; else ``AJET_OPPONENT_API_KEY`` or ``OPENAI_API_KEY``.
         options: the board.
         prompt_style: ``compact`` for models that were taught it, ``full`` for real ones; ``auto`` goes by the name.
+        compact_models: beginnings of names of models that ``auto`` asks by compact prompts.
         live: with targets on both sides: ``alternate`` lets the wolves be live in every third deal and the good targets
             in the others, the other side scripted (a group always the same); ``both`` plays them against each other, each
             credited for its own result. ``alternate`` is the default: it is the one that was measured (docs/werewolves.md).
@@ -57,6 +58,9 @@ class ExampleWerewolves(Workflow):
         format_penalty: largest loss of reward for replies that could not be used.
         external_budget_s: how long a failing static endpoint is retried before the game is void.
         external_concurrency: calls to the static endpoint at once, over the whole process.
+        frozen_opponents: models that the swarm server serves beside the policy and never trains: ``frozen`` (the initial
+            weights), ``frozen:<name>`` (one of ``model.frozen``, or a checkpoint of the same run as ``step_000010``).
+            One name for all roles that are not live, or a dict by role; roles it leaves out are scripted.
 
     Raises:
         ConfigError: an unknown role, or an option that does not exist.
@@ -81,6 +85,8 @@ class ExampleWerewolves(Workflow):
         external_timeout_s: float = STATIC_TIMEOUT_S,
         external_concurrency: int = 64,
         policy_budget_s: float = 900.0,
+        frozen_opponents: str | Mapping[str, str] | None = None,
+        compact_models: tuple[str, ...] = (COMPACT_MODELS,),
     ) -> None:
         self.options = options or BoardOptions()
         if isinstance(trainable_targets, str):
@@ -109,11 +115,18 @@ class ExampleWerewolves(Workflow):
                 if big_external_opponent_llm_name
                 else "big_external_opponent_llm_name",
             )
+        self.frozen_opponents = _by_role(frozen_opponents, known)
+        if self.frozen_opponents and big_external_opponent_llm_url:
+            raise ConfigError(
+                "Give the other roles either frozen_opponents or a static model (big_external_opponent_llm_url), not both.",
+                param="frozen_opponents",
+            )
         self.targets = tuple(Role(t) for t in dict.fromkeys(trainable_targets))
         self.external_name, self.external_url = big_external_opponent_llm_name, big_external_opponent_llm_url
         self._external_key = big_external_opponent_llm_api_key or next(
             (os.environ[v] for v in KEY_VARIABLES if os.environ.get(v)), "none"
         )
+        self.compact_models = compact_models
         self.prompt_style, self.live, self.group_draws = prompt_style, live, group_draws
         self.language: Language = language
         self.opponents: Strength = opponents
@@ -146,7 +159,7 @@ class ExampleWerewolves(Workflow):
 
     def _compact(self, model: str) -> bool:
         """Whether a model is asked by compact prompts."""
-        return self.prompt_style == "compact" or (self.prompt_style == "auto" and model.startswith(COMPACT_MODELS))
+        return self.prompt_style == "compact" or (self.prompt_style == "auto" and model.startswith(self.compact_models))
 
     # ── playing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -165,17 +178,19 @@ class ExampleWerewolves(Workflow):
         draws = seed
         if self.group_draws == "own" and not task.metadata.get("paired"):
             draws = f"{seed}-{workflow_task.episode_uuid or api.episode_uuid}"
-        game = Game(seed, self.options, play_seed=draws)
+        rotation = int(task.metadata.get("rotation", 0))
+        if rotation:
+            draws = f"{draws}-rotated-{rotation}"
+        game = Game(seed, self.options, play_seed=draws, rotation=rotation)
         board = Board(game)
         rng = random.Random(f"players-{draws}")
         live_roles = self.live_roles(task)
         live = frozenset(i for i, role in enumerate(game.roles) if role in live_roles)
-        habits = Habits(board, live)
+        # What endpoints draw must not move what the scripted players draw: a deal is the same whoever else plays.
+        jitter = random.Random(rng.random())
         async with AsyncExitStack() as stack:
             policy = await stack.enter_async_context(
-                Endpoint(
-                    api.base_url, api.model, self.policy_budget_s, POLICY_TIMEOUT_S, rng=random.Random(rng.random())
-                )
+                Endpoint(api.base_url, api.model, self.policy_budget_s, POLICY_TIMEOUT_S, rng=jitter)
             )
             external: Endpoint | None = None
             if self.external_url:
@@ -183,9 +198,14 @@ class ExampleWerewolves(Workflow):
                 external = await stack.enter_async_context(
                     Endpoint(
                         self.external_url, self.external_name or "", self.external_budget_s, self.external_timeout_s,
-                        gate=gate, rng=random.Random(rng.random()), name="static",
+                        gate=gate, rng=jitter, name="static",
                     )
                 )  # fmt: skip
+            frozen: dict[str, Endpoint] = {}
+            for name in sorted(set(self.frozen_opponents.values())):
+                frozen[name] = await stack.enter_async_context(
+                    Endpoint(api.base_url, name, self.policy_budget_s, POLICY_TIMEOUT_S, rng=jitter, name=name)
+                )
             players: dict[int, Player] = {}
             models: dict[int, ModelPlayer] = {}
             one_call: set[int] = set()
@@ -203,20 +223,28 @@ class ExampleWerewolves(Workflow):
                     asked = style(seat, api.model)
                     models[seat] = ModelPlayer(asked, policy, key, temperature=self.temperature, rng=own)
                     players[seat] = models[seat]
+                elif role.value in self.frozen_opponents:
+                    key = api.for_agent(f"Player{seat + 1}", role.value).api_key
+                    endpoint = frozen[self.frozen_opponents[role.value]]
+                    players[seat] = ModelPlayer(
+                        style(seat, api.model), endpoint, key, temperature=self.temperature, rng=own
+                    )
                 elif external is not None:
                     asked = style(seat, external.model)
                     players[seat] = ModelPlayer(asked, external, self._external_key, rng=own)
                 else:
                     players[seat] = Scripted(ScriptedPlayer(game, board, seat, own, self.opponents))
             game.one_call = frozenset(one_call)
-            await play_game(game, players, habits.watch)
-        return self._output(game, models, habits, policy, external, players)
+            await play_game(game, players)
+        output = self._output(game, models, policy, external, players)
+        if task.metadata.get("split") == "eval":
+            output.metadata["measures"] = measure(game, live, models)
+        return output
 
     def _output(
         self,
         game: Game,
         models: dict[int, ModelPlayer],
-        habits: Habits,
         policy: Endpoint,
         external: Endpoint | None,
         players: dict[int, Player],
@@ -235,20 +263,16 @@ class ExampleWerewolves(Workflow):
                 bad = player.outcomes["fallback"] / sum(player.outcomes.values())
                 base = 0.5 if game.winner == "draw" else float(won)
                 reward[f"Player{seat + 1}"] = base - self.format_penalty * bad
+        measured = shares(measure(game, models, models))
         metrics: dict[str, float] = {f"win/{role}": value for role, value in wins.items()}
-        metrics["game/days"] = float(game.day)
-        metrics["game/draw"] = float(game.winner == "draw")
+        metrics |= {k: v for k, v in measured.items() if not k.endswith(("/win", "/draw")) or k.startswith("game/")}
         for outcome in ("valid", "repaired", "fallback"):
             metrics[f"reply/{outcome}"] = outcomes[outcome] / max(1, sum(outcomes.values()))
             for role, counts in by_role.items():
                 metrics[f"reply/{outcome}/{role}"] = float(counts[outcome])
         metrics["policy/retries"] = float(policy.retries)
         if external is not None:
-            static = [p for p in players.values() if isinstance(p, ModelPlayer) and p.endpoint is external]
-            total = sum((p.outcomes for p in static), Counter[str]())
-            metrics["static/retries"] = float(external.retries)
-            metrics["static/fallback"] = total["fallback"] / max(1, sum(total.values()))
-        metrics.update(habits.metrics())
+            metrics |= _static_metrics(external, players)
         first = next(iter(wins), None)
         success = wins.get("werewolf", wins.get(first or "", 0.0)) == 1.0
         metadata: dict[str, Any] = {
@@ -259,3 +283,31 @@ class ExampleWerewolves(Workflow):
             "days": game.day,
         }
         return WorkflowOutput(reward=reward, is_success=success, metadata=metadata, log_metrics=metrics)
+
+
+def _by_role(frozen: str | Mapping[str, str] | None, roles: Sequence[str]) -> dict[str, str]:
+    """Role → model name. Raises ConfigError for what is neither."""
+    found = dict.fromkeys(roles, frozen) if isinstance(frozen, str) else dict(frozen or {})
+    wrong = sorted({*(r for r in found if r not in roles), *(n for n in found.values() if n.split(":")[0] != "frozen")})
+    if wrong:
+        raise ConfigError(
+            f"frozen_opponents takes 'frozen' or 'frozen:<name>', or a dict of these by role ({', '.join(roles)}); not "
+            f"{', '.join(map(repr, wrong))}.", param="frozen_opponents",
+        )  # fmt: skip
+    return found
+
+
+def _static_metrics(external: Endpoint, players: Mapping[int, Player]) -> dict[str, float]:
+    """How the static model answered in one game."""
+    static = [p for p in players.values() if isinstance(p, ModelPlayer) and p.endpoint is external]
+    total = sum((p.outcomes for p in static), Counter[str]())
+    seconds, calls = external.traffic.seconds, max(1, len(external.traffic.seconds))
+    return {
+        "static/retries": float(external.retries),
+        "static/rate_limited": float(external.traffic.rate_limited),
+        "static/fallback": total["fallback"] / max(1, sum(total.values())),
+        "static/calls": float(len(seconds)),
+        "static/truncated": external.traffic.truncated / calls,
+        "static/latency_s": sum(seconds) / calls,
+        "static/latency_max_s": max(seconds, default=0.0),
+    }

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ajet.server import frozen
 from ajet.server.chat_request import FROZEN
 from ajet.server.http import json_response
 from ajet.server.routes.route import Route
@@ -32,7 +33,7 @@ class ModelList(BaseModel):
 
 async def models(request: Request) -> Response:
     engine = request.app.state.engine
-    names = ["policy", FROZEN]
+    names = ["policy", *(frozen.names(engine.experiment) if engine.experiment else [FROZEN])]
     served = served_name(engine)
     if served and served not in names:
         names.insert(0, served)
@@ -44,7 +45,7 @@ ROUTES = [
         "GET",
         "/v1/models",
         models,
-        "Names of the served model: the policy in training, and the frozen initial one.",
+        "Names of the served models: the policy in training, the frozen initial one, and frozen checkpoints.",
         "any",
         answer=ModelList,
     )
