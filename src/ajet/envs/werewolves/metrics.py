@@ -45,9 +45,12 @@ class Tally(NamedTuple):
 class Asked(Protocol):
     """What a model's seat counted of its own replies (:class:`~ajet.envs.werewolves.players.ModelPlayer`)."""
 
-    outcomes: Counter[str]
-    calls: int
-    truncated: int
+    @property
+    def outcomes(self) -> Counter[str]: ...
+    @property
+    def calls(self) -> int: ...
+    @property
+    def truncated(self) -> int: ...
 
 
 def measure(
