@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from ajet.client import SwarmClient
+from ajet.envs.werewolves.presets import BoardConfig
 from ajet.envs.werewolves.workflow import ExampleWerewolves
 from ajet.schema.errors import AjetError
 from ajet.schema.task import Task, WorkflowTask
@@ -45,10 +46,11 @@ def play_deals(
     max_parallel: int,
     on_game: Callable[[int], None] = lambda done: None,
     first_deal: int = 0,
+    board: BoardConfig = None,
 ) -> list[float]:
     """Play held-out deals ``first_deal … first_deal + games - 1`` with ``role`` on the policy, everyone else scripted.
 
-    Temperature 1; a deal's scripted players draw the same for every policy.
+    The board is the default one or what ``board`` says. Temperature 1; a deal's scripted players draw the same for every policy.
 
     Returns:
         One number per deal: 1 where the role's side won, else 0 (a draw is not a win).
@@ -56,7 +58,7 @@ def play_deals(
     Raises:
         AjetError: a deal could not be played in :data:`MAX_TRIES` tries.
     """
-    workflow = ExampleWerewolves(trainable_targets=[role], temperature=1.0)
+    workflow = ExampleWerewolves(trainable_targets=[role], temperature=1.0, options=board)
 
     def one(deal: int) -> float:
         task = Task(task_id=f"eval-{role}-{deal}", metadata={"split": "eval", "random_number": deal, "paired": True})

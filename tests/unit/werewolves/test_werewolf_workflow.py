@@ -16,13 +16,15 @@ import pytest
 import ajet.envs.werewolves.endpoint as endpoint_module
 from ajet.envs.werewolves import ExampleWerewolves
 from ajet.envs.werewolves.engine import Game
+from ajet.envs.werewolves.full import rules_text
+from ajet.envs.werewolves.presets import board_options
 from ajet.schema.endpoint import EpisodeKey, OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import ConfigError, InfrastructureFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from tests.unit.werewolves.fake_openai import Answer, Call, Server, failure, refused_url, replies, serve
 
 TINY, BIG = "ajet-tiny-werewolves", "a-real-model"
-_NAMES = re.compile(r"Player[1-9]")
+_NAMES = re.compile(r"Player[1-9][0-9]?")
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +42,8 @@ def legal_reply(call: Call) -> str:
         return '{"save": false, "poison": null}' if "{" in question else "save: no"
     if "Who to kill" in question or '"kill"' in question:
         return "kill: nobody"
+    if "protect" in question:
+        return "protect: nobody"
     if "Who to check" in question or '"check"' in question:
         return "check: " + _NAMES.findall(question if "{" in question else call.prompt.split("Others:")[1])[0]
     if "shoot" in question:
@@ -435,3 +439,39 @@ async def test_a_server_that_restarts_only_makes_the_game_wait():
 async def test_a_policy_that_does_not_come_back_voids_the_game():
     with pytest.raises(InfrastructureFault, match="policy endpoint"):
         await episode(refused_url(), task_of(WOLVES), policy_budget_s=0.05)
+
+
+# ── other boards ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("model", [TINY, BIG])
+@pytest.mark.parametrize(
+    "board", ["guard-12", {"board": "idiot-10", "idiot_again": "exiled"}, {"werewolf": 2, "seer": 1, "guard": 1, "villager": 3}]
+)  # fmt: skip
+async def test_another_board_is_played_from_the_same_options(model, board):
+    async with serve(legal_reply) as server:
+        output = await episode(server.url, task_of(WOLVES), model=model, options=board)
+    played = board_options(board)
+    assert sorted(output.metadata["roles"]) == sorted(role.value for role in played.roles)
+    assert speakers(server) == roles_of(output, "werewolf")
+    if model == BIG:
+        assert rules_text(played, "en") in server.calls[0].body["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(("role", "board"), [("guard", "guard-12"), ("idiot", "idiot-12")])
+async def test_the_new_roles_can_be_trained(role, board):
+    async with serve(legal_reply) as server:
+        output = await episode(server.url, task_of(WOLVES), trainable_targets=[role], options=board)
+    assert set(speakers(server).items()) <= set(roles_of(output, role).items())
+    assert output.log_metrics["reply/valid"] == 1.0 or not server.calls
+
+
+def test_roles_that_are_not_on_the_board_cannot_be_trained():
+    with pytest.raises(ConfigError, match="not guard"):
+        ExampleWerewolves(["guard"])
+    assert ExampleWerewolves(["guard"], options="guard-8").options.guard_self
+
+
+def test_a_board_that_cannot_be_played_is_refused_before_any_game():
+    with pytest.raises(ConfigError, match="6 to 12"):
+        ExampleWerewolves(options={"werewolf": 1, "seer": 1, "villager": 1})

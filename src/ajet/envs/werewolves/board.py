@@ -36,7 +36,7 @@ class Board:
         claimers: seats that claimed to be the seer, in order, dead ones included.
         claims: what they reported. opinions: suspicions and trust of the others.
         night_dead: killed at night (so probably not wolves). shot: killed by the hunter. exiled: voted out.
-        hunters: seats that fired, and so are the hunter.
+        hunters: seats that fired, and so are the hunter. idiots: seats that were voted out and revealed the idiot.
         votes: one dict per ballot, voter → target.
         silences: how often each seat said nothing at all when it was its turn.
     """
@@ -51,6 +51,7 @@ class Board:
         self.exiled: dict[int, int] = {}
         self.shot: dict[int, int] = {}
         self.hunters: set[int] = set()
+        self.idiots: set[int] = set()
         self.silences: Counter[int] = Counter()
         self.votes: list[tuple[int, dict[int, int | None]]] = []
         self.last_speeches = 0
@@ -72,6 +73,8 @@ class Board:
         elif event.kind == "shot" and event.target is not None and event.actor is not None:
             self.shot[event.target] = event.day
             self.hunters.add(event.actor)
+        elif event.kind == "idiot" and event.actor is not None:
+            self.idiots.add(event.actor)
         elif event.kind == "votes":
             self.votes.append((event.day, dict(event.votes)))
 

@@ -86,8 +86,8 @@ class ScriptedPlayer:
                 score[target] += 20.0 if wolf else -20.0
         self._from_speech(score)
         self._from_votes(score)
-        for hunter in board.hunters:
-            score[hunter] -= 20.0
+        for shown in (*board.hunters, *board.idiots):
+            score[shown] -= 20.0
         for ally in self.team:
             score[ally] -= 30.0
         return score
@@ -183,10 +183,25 @@ class ScriptedPlayer:
         agreed = [i for i in self.picks if i in prey]
         if agreed:
             return Action(agreed[0])
+        armed = [i for i in prey if i not in self.board.idiots]
+        prey = armed or prey  # a revealed idiot has no vote: he can wait
         believed = [c for c in self.board.living_claimers() if c in prey]
         if believed and self.rng.random() < (0.95 if self.strength == "hard" else 0.5):
             return Action(self.rng.choice(believed))
         return Action(self.rng.choice(prey) if prey else None)
+
+    def _protect(self, request: Request) -> Action:
+        """The most credible seer claimer; else somebody who looks good, oneself included where the board allows it."""
+        if request.day == 1 and self.game.options.guard_and_save == "dies" and Role.WITCH in self.game.options.roles:
+            return Action()  # the witch saves the first victim, and both together would kill
+        claimers = [c for c in self.board.living_claimers(self.seat) if c in request.legal]
+        if claimers:
+            best = max(claimers, key=self._credit)
+            if self._credit(best) >= 0.3:
+                return Action(best)
+        score = self.suspicion()
+        trusted = sorted(request.legal, key=lambda i: score[i])[: max(1, len(request.legal) // 2)]
+        return Action(self.rng.choice(trusted))
 
     def _check(self, request: Request) -> Action:
         return Action(self._most_suspect(request.legal)[0])

@@ -22,7 +22,8 @@ from ajet.envs.werewolves.full import Conversation, Language
 from ajet.envs.werewolves.habits import Habits
 from ajet.envs.werewolves.play import Player, play_game
 from ajet.envs.werewolves.players import Compact, ModelPlayer, Scripted, Style
-from ajet.envs.werewolves.rules import BoardOptions, Role, side_of
+from ajet.envs.werewolves.presets import BoardConfig, board_options
+from ajet.envs.werewolves.rules import Role, side_of
 from ajet.envs.werewolves.scripted import ScriptedPlayer, Strength
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import ConfigError
@@ -43,7 +44,8 @@ class ExampleWerewolves(Workflow):
         big_external_opponent_llm_name, big_external_opponent_llm_url: a static model for the other roles, on any
             OpenAI-compatible endpoint. Without a URL they are scripted players.
         big_external_opponent_llm_api_key: its key; else ``AJET_OPPONENT_API_KEY`` or ``OPENAI_API_KEY``.
-        options: the board.
+        options: the board: a preset's name, counts of roles, or options with either under ``board``; see
+            :func:`~ajet.envs.werewolves.presets.board_options`. A job file keeps them under ``env.werewolves``.
         prompt_style: ``compact`` for models that were taught it, ``full`` for real ones; ``auto`` goes by the name.
         live: with targets on both sides: ``alternate`` lets the wolves be live in every third deal and the good targets
             in the others, the other side scripted (a group always the same); ``both`` plays them against each other, each
@@ -68,7 +70,7 @@ class ExampleWerewolves(Workflow):
         big_external_opponent_llm_url: str | None = None,
         big_external_opponent_llm_api_key: str | None = None,
         *,
-        options: BoardOptions | None = None,
+        options: BoardConfig = None,
         prompt_style: Literal["auto", "compact", "full"] = "auto",
         language: Language = "en",
         live: Literal["alternate", "both"] = "alternate",
@@ -81,7 +83,7 @@ class ExampleWerewolves(Workflow):
         external_concurrency: int = 64,
         policy_budget_s: float = 900.0,
     ) -> None:
-        self.options = options or BoardOptions()
+        self.options = board_options(options)
         if isinstance(trainable_targets, str):
             trainable_targets = [trainable_targets]
         trainable_targets = trainable_targets or ()
