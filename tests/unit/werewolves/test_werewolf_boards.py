@@ -321,8 +321,8 @@ def test_every_decision_on_every_board_can_be_written_and_read_in_both_styles(pr
     play(game, answer)
 
 
-def scripted(game: Game, seat: int, strength: str = "normal") -> ScriptedPlayer:
-    return ScriptedPlayer(game, Board(game), seat, random.Random(0), strength)  # type: ignore[arg-type]
+def scripted(game: Game, seat: int) -> ScriptedPlayer:
+    return ScriptedPlayer(game, Board(game), seat, random.Random(0))
 
 
 def test_a_scripted_guard_protects_a_lone_seer_claimer_and_not_twice():

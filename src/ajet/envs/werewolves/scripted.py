@@ -1,19 +1,18 @@
-"""Scripted players: they speak, reason from public facts, trust and doubt seer claims, and vote.
+"""Scripted players of normal strength: they speak, reason from public facts, trust and doubt seer claims, and vote.
 
-A scripted player uses what :meth:`Game.visible` gives its seat, and nothing else. Three strengths: ``easy`` plays
-legally at random, ``normal`` is what training runs against, ``hard`` coordinates and lies better.
+A scripted player uses what :meth:`Game.visible` gives its seat, and nothing else. Training runs against these, so on the
+default board they play the same to the last draw from version to version. Weaker and stronger ones:
+:mod:`~ajet.envs.werewolves.strengths`.
 """
 
 from __future__ import annotations
 
 import random
-from typing import Literal
 
 from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.engine import Action, Game, Request
 from ajet.envs.werewolves.rules import Role
 
-Strength = Literal["easy", "normal", "hard"]
 CARELESS = 0.7
 """How often a wolf of normal strength follows no plan."""
 ABSTAINED = 0.12
@@ -38,9 +37,14 @@ class ScriptedPlayer:
 
     noise = 0.9
     """Spread of a player's private hunches. Larger: more random votes."""
+    careless = CARELESS
+    fake_share = 0.15
+    """How many wolves claim to be the seer, once the time has come."""
+    claimer_kill_share = 0.5
+    """How often wolves attack a seer claimer where there is one."""
 
-    def __init__(self, game: Game, board: Board, seat: int, rng: random.Random, strength: Strength = "normal") -> None:
-        self.game, self.board, self.seat, self.rng, self.strength = game, board, seat, rng, strength
+    def __init__(self, game: Game, board: Board, seat: int, rng: random.Random) -> None:
+        self.game, self.board, self.seat, self.rng = game, board, seat, rng
         self.role = game.roles[seat]
         self.hunch = [rng.random() * self.noise for _ in game.roles]
         self.results: dict[int, bool] = {}
@@ -49,10 +53,8 @@ class ScriptedPlayer:
         self.picks: list[int] = []
         self._told: set[int] = set()
         self._read = 0
-        hard = strength == "hard"
-        self._fakes = self.role is Role.WEREWOLF and rng.random() < (0.6 if hard else 0.15)
-        self._careless = 0.0 if hard or self.role is not Role.WEREWOLF else CARELESS
-        """How often a wolf of normal strength follows no plan."""
+        self._fakes = self.role is Role.WEREWOLF and rng.random() < self.fake_share
+        self._careless = self.careless if self.role is Role.WEREWOLF else 0.0
 
     # ── what this seat knows ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,17 +166,7 @@ class ScriptedPlayer:
     def act(self, request: Request) -> Action:
         """Answer a request addressed to this seat."""
         self._learn()
-        if self.strength == "easy":
-            return self._random(request)
         return getattr(self, f"_{request.kind}")(request)
-
-    def _random(self, request: Request) -> Action:
-        target = self.rng.choice(request.legal) if request.legal else None
-        if request.kind == "witch":
-            save = request.may_save and self.rng.random() < 0.5
-            poison = None if save or not request.may_poison or self.rng.random() < 0.7 else target
-            return Action(poison, save=save)
-        return Action(target, say="I have no idea." if request.kind in ("speak", "day", "last_words") else "")
 
     def _kill(self, request: Request) -> Action:
         prey = [i for i in request.legal if i not in self.game.wolves]
@@ -186,7 +178,7 @@ class ScriptedPlayer:
         armed = [i for i in prey if i not in self.board.idiots]
         prey = armed or prey  # a revealed idiot has no vote: he can wait
         believed = [c for c in self.board.living_claimers() if c in prey]
-        if believed and self.rng.random() < (0.95 if self.strength == "hard" else 0.5):
+        if believed and self.rng.random() < self.claimer_kill_share:
             return Action(self.rng.choice(believed))
         return Action(self.rng.choice(prey) if prey else None)
 

@@ -24,7 +24,7 @@ from ajet.envs.werewolves.play import Player, play_game
 from ajet.envs.werewolves.players import Compact, ModelPlayer, Scripted, Style
 from ajet.envs.werewolves.presets import BoardConfig, board_options
 from ajet.envs.werewolves.rules import Role, side_of
-from ajet.envs.werewolves.scripted import ScriptedPlayer, Strength
+from ajet.envs.werewolves.strengths import STRENGTHS, Strength, scripted_player
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task, Workflow, WorkflowOutput, WorkflowTask
@@ -99,7 +99,7 @@ class ExampleWerewolves(Workflow):
             ("live", live, ("alternate", "both")),
             ("group_draws", group_draws, ("common", "own")),
             ("language", language, ("en", "zh")),
-            ("opponents", opponents, ("easy", "normal", "hard")),
+            ("opponents", opponents, tuple(STRENGTHS)),
         ):
             if value not in allowed:
                 raise ConfigError(f"{name} is one of {', '.join(allowed)}; not {value!r}.", param=name)
@@ -204,7 +204,7 @@ class ExampleWerewolves(Workflow):
                     asked = style(seat, external.model)
                     players[seat] = ModelPlayer(asked, external, self._external_key, rng=own)
                 else:
-                    players[seat] = Scripted(ScriptedPlayer(game, board, seat, own, self.opponents))
+                    players[seat] = Scripted(scripted_player(game, board, seat, own, self.opponents))
             game.one_call = frozenset(one_call)
             await play_game(game, players, habits.watch)
         return self._output(game, models, habits, policy, external, players)
