@@ -58,9 +58,11 @@ class Board:
 
     def refresh(self) -> Board:
         """Read the public events that came since."""
-        for event in self.game.public[self._read :]:
-            self._take(event)
-        self._read = len(self.game.public)
+        public = self.game.public
+        if len(public) > self._read:
+            for event in public[self._read :]:
+                self._take(event)
+            self._read = len(public)
         return self
 
     def _take(self, event: Event) -> None:

@@ -50,7 +50,7 @@ def compact_text(game: Game, board: Board, request: Request) -> str:
     team: set[int] = set()
     picks: list[int] = []
     last: list[int] = []
-    for event in game.visible(me):
+    for event in game.private[me]:
         if event.kind == "check" and event.target is not None:
             checks[event.target] = bool(event.is_wolf)
         elif event.kind == "teammates":

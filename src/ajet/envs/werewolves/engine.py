@@ -25,7 +25,7 @@ EventKind = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One decision of one player.
 
@@ -51,7 +51,7 @@ class Request:
     revote: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Action:
     """An answer. ``target`` is a seat or None; ``say`` is public (for ``kill``: heard by wolves only)."""
 
@@ -60,7 +60,7 @@ class Action:
     save: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened. ``audience`` None means everyone."""
 
@@ -104,6 +104,8 @@ class Game:
         self.day = 0
         self.events: list[Event] = []
         self.public: list[Event] = []
+        self.private: list[list[Event]] = [[] for _ in deal]
+        """What was told to each seat and not to everybody."""
         self.illegal: Counter[str] = Counter()
         """Role → actions that the rules turned into something else."""
         self.winner: Side | None = None
@@ -124,17 +126,25 @@ class Game:
         return [e for e in self.events if e.audience is None or player in e.audience]
 
     def living(self, *without: int) -> tuple[int, ...]:
-        return tuple(i for i, lives in enumerate(self.alive) if lives and i not in without)
+        if without:
+            return tuple([i for i, lives in enumerate(self.alive) if lives and i not in without])
+        return tuple([i for i, lives in enumerate(self.alive) if lives])
 
     def seat(self, role: Role) -> int | None:
         """The living player of a unique role."""
-        return next((i for i in self.living() if self.roles[i] is role), None)
+        for i, held in enumerate(self.roles):
+            if held is role and self.alive[i]:
+                return i
+        return None
 
     def _tell(self, kind: EventKind, *, to: frozenset[int] | None = None, **fields: object) -> None:
         event = Event(self.day, kind, audience=to, **fields)  # type: ignore[arg-type]
         self.events.append(event)
         if to is None:
             self.public.append(event)
+        else:
+            for seat in to:
+                self.private[seat].append(event)
 
     # ── the game ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -344,7 +354,7 @@ class Game:
         return self.living(*(self.revealed if self.options.idiot_again == "immune" else ()))
 
     def _vote_request(self, player: int, candidates: tuple[int, ...], kind: Kind, revote: bool) -> Request:
-        legal = candidates if self.options.self_vote else tuple(i for i in candidates if i != player)
+        legal = candidates if self.options.self_vote else tuple([i for i in candidates if i != player])
         return Request(player, self.roles[player], kind, legal, self.day, revote=revote)
 
     def _speech(self, player: int, revote: bool = False) -> Generator[list[Request], list[Action], None]:

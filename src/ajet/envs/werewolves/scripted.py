@@ -59,16 +59,15 @@ class ScriptedPlayer:
     # ── what this seat knows ─────────────────────────────────────────────────────────────────────────────────────
 
     def _learn(self) -> None:
-        for event in self.game.events[self._read :]:
-            if event.audience is None or self.seat not in event.audience:
-                continue
+        told = self.game.private[self.seat]
+        for event in told[self._read :]:
             if event.kind == "check" and event.target is not None:
                 self.results[event.target] = bool(event.is_wolf)
             elif event.kind == "wolf_pick" and event.day == self.game.day and event.target is not None:
                 self.picks.append(event.target)
             elif event.kind == "wolf_target":
                 self.picks = []
-        self._read = len(self.game.events)
+        self._read = len(told)
         self.board.refresh()
 
     def suspicion(self) -> list[float]:
@@ -76,18 +75,20 @@ class ScriptedPlayer:
         board, game, me = self.board, self.game, self.seat
         score = list(self.hunch)
         rivals = [c for c in board.claimers if c != me]
-        credit = {c: self._credit(c) for c in rivals}
-        self._from_claims(score, credit)
-        if len([c for c in rivals if game.alive[c]]) > 1:
-            for c in rivals:
-                score[c] += 1.2 * (1.0 - credit[c])
+        if rivals:
+            credit = {c: self._credit(c) for c in rivals}
+            self._from_claims(score, credit)
+            if len([c for c in rivals if game.alive[c]]) > 1:
+                for c in rivals:
+                    score[c] += 1.2 * (1.0 - credit[c])
         if self.role is Role.SEER:
             for c in rivals:
                 score[c] += 5.0  # I am the seer
             for target, wolf in self.results.items():
                 score[target] += 20.0 if wolf else -20.0
-        self._from_speech(score)
-        self._from_votes(score)
+        innocent = {seat for seat, wolf in self.results.items() if not wolf}.union(board.night_dead)
+        self._from_speech(score, innocent)
+        self._from_votes(score, innocent)
         for shown in (*board.hunters, *board.idiots):
             score[shown] -= 20.0
         for ally in self.team:
@@ -99,8 +100,8 @@ class ScriptedPlayer:
         agree count as the most credible of them, not as several witnesses."""
         total = max(1.0, sum(credit.values()))
         reports = {(c.claimer, c.target): c.is_wolf for c in self.board.claims if c.claimer in credit}
-        for claimer in {c for (c, target), wolf in reports.items() if target == self.seat and wolf}:
-            if self.role is not Role.WEREWOLF:
+        if self.role is not Role.WEREWOLF:
+            for claimer in {c for (c, target), wolf in reports.items() if target == self.seat and wolf}:
                 score[claimer] += 5.0  # I know that this is a lie
         strongest: dict[tuple[int, bool], float] = {}
         for (claimer, target), wolf in reports.items():
@@ -126,39 +127,38 @@ class ScriptedPlayer:
             return 0.8
         return 0.45 if board.claimers.index(claimer) == 0 else 0.35
 
-    def _innocent(self, seat: int) -> bool:
-        return seat in self.board.night_dead or self.results.get(seat) is False
-
-    def _from_speech(self, score: list[float]) -> None:
+    def _from_speech(self, score: list[float], innocent: set[int]) -> None:
         """Loud suspicion moves others a little; accusing those who turn out innocent costs the accuser."""
+        me, day, alive = self.seat, self.game.day, self.game.alive
         for opinion in self.board.opinions.values():
-            if opinion.speaker == self.seat:
+            if opinion.speaker == me:
                 continue
-            if opinion.suspects and self._innocent(opinion.target):
+            if opinion.suspects and opinion.target in innocent:
                 score[opinion.speaker] += 0.5
-            elif opinion.day == self.game.day and self.game.alive[opinion.target]:
+            elif opinion.day == day and alive[opinion.target]:
                 score[opinion.target] += 0.12 if opinion.suspects else -0.08
         for speaker, times in self.board.silences.items():
             score[speaker] += SILENT * times
 
-    def _from_votes(self, score: list[float]) -> None:
+    def _from_votes(self, score: list[float], innocent: set[int]) -> None:
         """Votes are remembered: against the innocent they cost, and so does hiding from the vote."""
+        me, honest = self.seat, self.role is not Role.WEREWOLF
         for _, ballot in self.board.votes:
             for voter, target in ballot.items():
-                if voter == self.seat:
+                if voter == me:
                     continue
                 if target is None:
                     score[voter] += ABSTAINED
-                elif self._innocent(target):
+                elif target in innocent:
                     score[voter] += 0.45
-                elif target == self.seat and self.role is not Role.WEREWOLF:
+                elif target == me and honest:
                     score[voter] += 0.3
 
     def _most_suspect(self, legal: tuple[int, ...]) -> tuple[int | None, float]:
         if not legal:
             return None, 0.0
         score = self.suspicion()
-        best = max(legal, key=lambda i: score[i])
+        best = max(legal, key=score.__getitem__)
         return best, score[best]
 
     # ── what this seat does ──────────────────────────────────────────────────────────────────────────────────────
