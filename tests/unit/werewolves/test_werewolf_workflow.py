@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import ajet.envs.werewolves.endpoint as endpoint_module
+import ajet.envs.werewolves.limits as limits_module
 from ajet.envs.werewolves import ExampleWerewolves
 from ajet.envs.werewolves.engine import Game
 from ajet.envs.werewolves.full import rules_text
@@ -475,3 +477,70 @@ def test_roles_that_are_not_on_the_board_cannot_be_trained():
 def test_a_board_that_cannot_be_played_is_refused_before_any_game():
     with pytest.raises(ConfigError, match="6 to 12"):
         ExampleWerewolves(options={"werewolf": 1, "seer": 1, "villager": 1})
+
+
+# ── static opponents under load ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("style", ["compact", "full"])
+async def test_a_game_with_a_static_model_that_answers_429_half_of_the_time_finishes(style):
+    coin = random.Random(11)
+
+    def static(call: Call) -> Answer | str:
+        return failure(429, retry_after="0") if coin.random() < 0.5 else legal_reply(call)
+
+    async with serve(legal_reply) as server, serve(static) as others:
+        output = await with_static(server, others.url, prompt_style=style)
+        sent = len(others.calls)
+    assert output.reward
+    assert output.log_metrics["static/retries"] > sent / 3
+    assert output.log_metrics["static/calls"] == sent - output.log_metrics["static/retries"]
+    assert output.log_metrics["static/refused"] == 0.0  # a busy endpoint works: its circuit stays closed
+    assert output.log_metrics["static/fallback"] == 0.0
+
+
+async def test_what_a_static_model_took_and_cost_is_in_the_metrics():
+    def static(call: Call) -> Answer:
+        message = {"role": "assistant", "content": legal_reply(call)}
+        usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+        return Answer(raw=json.dumps({"choices": [{"message": message}], "usage": usage}).encode())
+
+    async with serve(legal_reply) as server, serve(static) as others:
+        output = await with_static(server, others.url, external_prices={"input": 1.0, "output": 4.0})
+        free = await with_static(server, others.url)
+    calls = output.log_metrics["static/calls"]
+    assert output.log_metrics["static/prompt_tokens"] == 100 * calls
+    assert output.log_metrics["static/completion_tokens"] == 10 * calls
+    assert output.log_metrics["static/cost"] == pytest.approx(calls * (100 * 1.0 + 10 * 4.0) / 1e6)
+    assert "static/cost" not in free.log_metrics
+
+
+async def test_a_rate_limit_delays_the_game_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(limits_module, "WINDOW_S", 0.2)
+    async with serve(legal_reply) as server, serve(legal_reply) as others:
+        output = await with_static(server, others.url, external_requests_per_min=20)
+        plain = await with_static(server, others.url)
+    assert output.log_metrics["static/rate_wait_s"] > 0
+    assert output.metadata == plain.metadata
+    assert plain.log_metrics["static/rate_wait_s"] == 0.0
+
+
+async def test_a_circuit_opened_by_one_game_spares_the_endpoint_the_next_and_says_so():
+    async with serve(legal_reply) as server, serve(replies(failure(500))) as others:
+        options = {"external_budget_s": 0.3, "external_breaker_failures": 2}
+        for _ in range(2):
+            with pytest.raises(InfrastructureFault, match=r"static endpoint.*The circuit is open.*fault 500"):
+                await with_static(server, others.url, **options)
+        assert len(others.calls) == 2
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"external_requests_per_min": 0}, {"external_tokens_per_min": 1.5}, {"external_concurrency": True},
+        {"external_breaker_failures": -1}, {"external_prices": {"input": 1}},
+    ],
+)  # fmt: skip
+def test_bounds_and_prices_that_are_none_are_refused(bad):
+    with pytest.raises(ConfigError):
+        ExampleWerewolves(**bad)

@@ -11,20 +11,23 @@ import hashlib
 import os
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
 from ajet.envs.werewolves.board import Board
-from ajet.envs.werewolves.endpoint import POLICY_TIMEOUT_S, STATIC_TIMEOUT_S, Endpoint, gate_for
+from ajet.envs.werewolves.breaker import breaker_for
+from ajet.envs.werewolves.endpoint import POLICY_TIMEOUT_S, STATIC_TIMEOUT_S, Endpoint
 from ajet.envs.werewolves.engine import Game
 from ajet.envs.werewolves.full import Conversation, Language
 from ajet.envs.werewolves.habits import Habits
+from ajet.envs.werewolves.limits import gate_for, limiter_for
 from ajet.envs.werewolves.play import Player, play_game
 from ajet.envs.werewolves.players import Compact, ModelPlayer, Scripted, Style
 from ajet.envs.werewolves.presets import BoardConfig, board_options
 from ajet.envs.werewolves.rules import Role, side_of
 from ajet.envs.werewolves.strengths import STRENGTHS, Strength, scripted_player
+from ajet.envs.werewolves.usage import Prices
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task, Workflow, WorkflowOutput, WorkflowTask
@@ -58,6 +61,9 @@ class ExampleWerewolves(Workflow):
         format_penalty: largest loss of reward for replies that could not be used.
         external_budget_s: how long a failing static endpoint is retried before the game is void.
         external_concurrency: calls to the static endpoint at once, over the whole process.
+        external_requests_per_min, external_tokens_per_min: bounds on them in any minute, over the whole process.
+        external_breaker_failures: so many failures in a row make the process leave the static endpoint alone for a while.
+        external_prices: per million tokens, such as ``{"input": 0.15, "output": 0.6}``: adds ``static/cost``.
 
     Raises:
         ConfigError: an unknown role, or an option that does not exist.
@@ -81,6 +87,10 @@ class ExampleWerewolves(Workflow):
         external_budget_s: float = 600.0,
         external_timeout_s: float = STATIC_TIMEOUT_S,
         external_concurrency: int = 64,
+        external_requests_per_min: int | None = None,
+        external_tokens_per_min: int | None = None,
+        external_breaker_failures: int = 10,
+        external_prices: Prices | Mapping[str, float] | None = None,
         policy_budget_s: float = 900.0,
     ) -> None:
         self.options = board_options(options)
@@ -110,6 +120,14 @@ class ExampleWerewolves(Workflow):
                 if big_external_opponent_llm_name
                 else "big_external_opponent_llm_name",
             )
+        for name, bound in (
+            ("external_concurrency", external_concurrency),
+            ("external_requests_per_min", external_requests_per_min),
+            ("external_tokens_per_min", external_tokens_per_min),
+            ("external_breaker_failures", external_breaker_failures),
+        ):
+            if bound is not None and (not isinstance(bound, int) or isinstance(bound, bool) or bound < 1):
+                raise ConfigError(f"{name} is a whole number of at least 1; not {bound!r}.", param=name)
         self.targets = tuple(Role(t) for t in dict.fromkeys(trainable_targets))
         self.external_name, self.external_url = big_external_opponent_llm_name, big_external_opponent_llm_url
         self._external_key = big_external_opponent_llm_api_key or next(
@@ -121,6 +139,10 @@ class ExampleWerewolves(Workflow):
         self.temperature, self.format_penalty = temperature, format_penalty
         self.external_budget_s, self.external_timeout_s = external_budget_s, external_timeout_s
         self.external_concurrency, self.policy_budget_s = external_concurrency, policy_budget_s
+        self.external_requests_per_min = external_requests_per_min
+        self.external_tokens_per_min = external_tokens_per_min
+        self.external_breaker_failures = external_breaker_failures
+        self.external_prices = Prices.of(external_prices)
 
     # ── what a task decides ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -149,6 +171,16 @@ class ExampleWerewolves(Workflow):
         """Whether a model is asked by compact prompts."""
         return self.prompt_style == "compact" or (self.prompt_style == "auto" and model.startswith(COMPACT_MODELS))
 
+    def _static(self, rng: random.Random) -> Endpoint:
+        """The static endpoint as one game uses it; what protects it is the whole process's."""
+        url, model = self.external_url or "", self.external_name or ""
+        return Endpoint(
+            url, model, self.external_budget_s, self.external_timeout_s, rng=rng, name="static",
+            gate=gate_for(url, self.external_concurrency),
+            limiter=limiter_for(url, model, self.external_requests_per_min, self.external_tokens_per_min),
+            breaker=breaker_for(url, model, self.external_breaker_failures), prices=self.external_prices,
+        )  # fmt: skip
+
     # ── playing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def execute(self, workflow_task: WorkflowTask, api: OpenaiBaseUrlAndApiKey) -> WorkflowOutput:
@@ -176,13 +208,7 @@ class ExampleWerewolves(Workflow):
             )
             external: Endpoint | None = None
             if self.external_url:
-                gate = gate_for(self.external_url, self.external_concurrency)
-                external = await stack.enter_async_context(
-                    Endpoint(
-                        self.external_url, self.external_name or "", self.external_budget_s, self.external_timeout_s,
-                        gate=gate, rng=random.Random(rng.random()), name="static",
-                    )
-                )  # fmt: skip
+                external = await stack.enter_async_context(self._static(random.Random(rng.random())))
             players: dict[int, Player] = {}
             models: dict[int, ModelPlayer] = {}
             one_call: set[int] = set()
@@ -243,7 +269,7 @@ class ExampleWerewolves(Workflow):
         if external is not None:
             static = [p for p in players.values() if isinstance(p, ModelPlayer) and p.endpoint is external]
             total = sum((p.outcomes for p in static), Counter[str]())
-            metrics["static/retries"] = float(external.retries)
+            metrics.update(external.metrics())
             metrics["static/fallback"] = total["fallback"] / max(1, sum(total.values()))
         metrics.update(habits.metrics())
         first = next(iter(wins), None)
