@@ -99,19 +99,25 @@ class ScriptedPlayer:
         """What seer claimers report. Said twice counts once; and since at most one claimer is the seer, claimers who
         agree count as the most credible of them, not as several witnesses."""
         total = max(1.0, sum(credit.values()))
-        reports = {(c.claimer, c.target): c.is_wolf for c in self.board.claims if c.claimer in credit}
+        me, reports = self.seat, self.board.reports
         if self.role is not Role.WEREWOLF:
-            for claimer in {c for (c, target), wolf in reports.items() if target == self.seat and wolf}:
+            for claimer in {c for (c, target), wolf in reports.items() if target == me and wolf}:
                 score[claimer] += 5.0  # I know that this is a lie
         strongest: dict[tuple[int, bool], float] = {}
         for (claimer, target), wolf in reports.items():
-            if target != self.seat:
+            if target != me and claimer != me:
                 strongest[target, wolf] = max(strongest.get((target, wolf), 0.0), credit[claimer] / total)
         for (target, wolf), weight in strongest.items():
             score[target] += 2.4 * weight if wolf else -1.6 * weight
 
     def _credit(self, claimer: int) -> float:
         """How far a seer claim is believed, 0 to 1."""
+        credits = self.board.credits()
+        if claimer not in credits:
+            credits[claimer] = self._weigh(claimer)
+        return credits[claimer]
+
+    def _weigh(self, claimer: int) -> float:
         board, game = self.board, self.game
         if claimer in board.night_dead:
             return 1.0  # wolves kill the true seer
@@ -143,16 +149,15 @@ class ScriptedPlayer:
     def _from_votes(self, score: list[float], innocent: set[int]) -> None:
         """Votes are remembered: against the innocent they cost, and so does hiding from the vote."""
         me, honest = self.seat, self.role is not Role.WEREWOLF
-        for _, ballot in self.board.votes:
-            for voter, target in ballot.items():
-                if voter == me:
-                    continue
-                if target is None:
-                    score[voter] += ABSTAINED
-                elif target in innocent:
-                    score[voter] += 0.45
-                elif target == me and honest:
-                    score[voter] += 0.3
+        for voter, target in self.board.ballots:
+            if voter == me:
+                continue
+            if target is None:
+                score[voter] += ABSTAINED
+            elif target in innocent:
+                score[voter] += 0.45
+            elif target == me and honest:
+                score[voter] += 0.3
 
     def _most_suspect(self, legal: tuple[int, ...]) -> tuple[int | None, float]:
         if not legal:

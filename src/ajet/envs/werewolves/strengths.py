@@ -53,14 +53,13 @@ class HardPlayer(ScriptedPlayer):
         for claimer in board.claimers:
             if proven and claimer != me and claimer not in proven:
                 score[claimer] += 4.0  # a rival died in the night, most likely by wolves: so this one lied
-        for claim in board.claims:
-            if claim.claimer in proven and claim.target != me:
-                score[claim.target] += 6.0 if claim.is_wolf else -6.0
+        for (claimer, target), wolf in board.reports.items() if proven else ():
+            if claimer in proven and target != me:
+                score[target] += 6.0 if wolf else -6.0
         believed = {c for c in board.claimers if self._credit(c) >= 0.8}
-        for _, ballot in board.votes:
-            for voter, target in ballot.items():
-                if target in believed and voter != me:
-                    score[voter] += 0.5
+        for voter, target in board.ballots if believed else ():
+            if target in believed and voter != me:
+                score[voter] += 0.5
         return score
 
     def _witch(self, request: Request) -> Action:
