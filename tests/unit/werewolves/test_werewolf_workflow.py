@@ -10,12 +10,13 @@ import re
 import subprocess
 import sys
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import ajet.envs.werewolves.endpoint as endpoint_module
 import ajet.envs.werewolves.limits as limits_module
+import ajet.envs.werewolves.workflow as workflow_module
 from ajet.envs.werewolves import ExampleWerewolves
 from ajet.envs.werewolves.engine import Game
 from ajet.envs.werewolves.full import rules_text
@@ -544,3 +545,40 @@ async def test_a_circuit_opened_by_one_game_spares_the_endpoint_the_next_and_say
 def test_bounds_and_prices_that_are_none_are_refused(bad):
     with pytest.raises(ConfigError):
         ExampleWerewolves(**bad)
+
+
+async def test_when_everybody_dies_at_once_announcement_result_and_rewards_agree(monkeypatch):
+    """One wolf and one witch are left, and kill each other: a good win, also in what the wolves get for it."""
+    monkeypatch.setattr(workflow_module, "Game", LastTwo)
+
+    def answer(call: Call) -> str:
+        if "Who to kill" in call.prompt:
+            return f"kill: Player{LastTwo.witch + 1}"
+        return f"poison: Player{LastTwo.wolf + 1}" if "poison" in call.prompt else legal_reply(call)
+
+    async with serve(answer) as server:
+        output = await episode(server.url, task_of(WOLVES), live="both", trainable_targets=["werewolf", "witch"])
+    assert output.metadata["winner"] == "good"
+    assert output.reward == {f"Player{LastTwo.wolf + 1}": 0.0, f"Player{LastTwo.witch + 1}": 1.0}
+    assert (output.log_metrics["win/werewolf"], output.log_metrics["win/witch"]) == (0.0, 1.0)
+    assert LastTwo.announced == [(1, (LastTwo.witch, LastTwo.wolf)), "good"]
+
+
+class LastTwo(Game):
+    """A game in which all but one wolf and the witch are dead when it begins."""
+
+    wolf = witch = -1
+    announced: ClassVar[list[Any]] = []
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        LastTwo.wolf, LastTwo.witch = min(self.wolves), self.roles.index("witch")  # type: ignore[arg-type]
+        self.alive = [i in (self.wolf, self.witch) for i in range(len(self.roles))]
+        LastTwo.announced = []
+
+    def _tell(self, kind: Any, **fields: Any) -> None:
+        super()._tell(kind, **fields)
+        if kind == "deaths":
+            self.announced.append((self.day, fields["players"]))
+        if kind == "game_over":
+            self.announced.append(fields["text"])
