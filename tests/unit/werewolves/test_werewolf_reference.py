@@ -20,6 +20,8 @@ from tests.unit.werewolves.reference_rules import Referee
 GAMES = int(os.environ.get("AJET_FUZZ_GAMES", "3000"))
 FROM = int(os.environ.get("AJET_FUZZ_FROM", "0"))
 
+KINDS = ("protect", "kill", "check", "witch", "shoot", "speak", "vote", "day", "last_words")
+
 Told = tuple[frozenset[int], tuple[Any, ...]]
 
 
@@ -68,6 +70,23 @@ def case(seed: int) -> Case:
         return Case(seed, options, one_call, rng.choice((0.5, 0.9, 1.0)))
 
 
+class Dice:
+    """Cheap draws for one decision (SplitMix64): a generator of the library costs more to seed than a whole decision."""
+
+    def __init__(self, seed: int) -> None:
+        self.state = seed & 0xFFFFFFFFFFFFFFFF
+
+    def random(self) -> float:
+        self.state = (self.state + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        z = self.state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        return ((z ^ (z >> 31)) >> 11) / (1 << 53)
+
+    def below(self, n: int) -> int:
+        return int(self.random() * n)
+
+
 class Wishes:
     """What the players want, the same for whoever asks the same question."""
 
@@ -77,7 +96,7 @@ class Wishes:
         self.scapegoat = [rng.randrange(players) for _ in range(40)]  # so that votes gather on somebody
 
     def __call__(self, player: int, kind: str, day: int, revote: bool, may: tuple[int, ...]) -> tuple[int | None, bool]:
-        rng = random.Random(hash((self.at.seed, player, len(kind), kind[:1] == "v", day, revote)))
+        rng = Dice(hash((self.at.seed, player, KINDS.index(kind), day, revote)))
         save = kind == "witch" and rng.random() < 0.4
         if kind in ("speak", "last_words"):
             return (None, False)
@@ -88,8 +107,8 @@ class Wishes:
             if scapegoat in may or rng.random() > self.at.legal_share:
                 return scapegoat, save
         if may and rng.random() < self.at.legal_share:
-            return rng.choice(may), save
-        return rng.randrange(-1, self.players + 2), save
+            return may[rng.below(len(may))], save
+        return rng.below(self.players + 3) - 1, save
 
 
 class Lots(random.Random):
@@ -207,13 +226,14 @@ def disagreement(at: Case, options: BoardOptions | None = None) -> str:
     return ""
 
 
-@pytest.mark.timeout(0 if GAMES > 20_000 else 120)
+@pytest.mark.timeout(0 if GAMES > 3000 else 120)
 def test_engine_and_referee_agree_on_every_game():
     ends = {"wolf": 0, "good": 0, "draw": 0}
     for seed in range(FROM, FROM + GAMES):
         at = case(seed)
         assert not (problem := disagreement(at)), problem
-        ends[by_the_engine(at)[0].result or ""] += seed % 50 == 0
+        if seed % 50 == 0:
+            ends[by_the_engine(at)[0].result or ""] += 1
     assert GAMES < 1000 or min(ends.values()) > 0, ends
     print(f"{GAMES} games from seed {FROM} agree; of every fiftieth {ends}")
 
@@ -248,4 +268,4 @@ def test_the_random_games_reach_every_kind_of_event_and_request():
         events |= {e.kind for e in game.events}
         kinds |= {a[1] for a in record.asked}
     assert events - {"role", "teammates"} == set(NAMES)
-    assert kinds == {"protect", "kill", "check", "witch", "shoot", "speak", "vote", "day", "last_words"}
+    assert kinds == set(KINDS)
