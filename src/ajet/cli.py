@@ -57,7 +57,7 @@ def start(
 @demo_app.command("werewolves")
 def demo_werewolves(
     trainable: Annotated[
-        str, typer.Option(help="Trainable roles, comma-separated: werewolf, seer, witch, hunter, villager.")
+        str, typer.Option(help="Trainable roles of the board, comma-separated: werewolf, seer, witch, …")
     ] = "werewolf,seer",
     steps: Annotated[int | None, typer.Option(help="Training steps; default: the configuration's.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of the deals' order and of the trainer.")] = 0,
@@ -71,16 +71,22 @@ def demo_werewolves(
             help="With opposed roles: 'alternate' trains one side a deal against scripted players, 'both' plays them against each other."
         ),
     ] = "alternate",
+    board: Annotated[
+        str | None,
+        typer.Option(
+            help="Another board: a preset (classic-9, starter-6, guard-8, idiot-10, guard-12, idiot-12) or counts, such as werewolf=4,villager=4,seer=1,witch=1,hunter=1,guard=1."
+        ),
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start a new run even where an unfinished one could be continued.")
     ] = False,
 ) -> None:
-    """Nine-player Werewolves: a server and a client on this machine, and a curve that rises."""
+    """Werewolves, nine players or another board: a server and a client on this machine, and a curve that rises."""
     from ajet.demo import werewolves
 
     code = werewolves.run(
         trainable=trainable, steps=steps, seed=seed, exp_dir=exp_dir, port=swarm_port, config=config,
-        eval_games=eval_games, live=live, fresh=fresh,
+        eval_games=eval_games, live=live, board=board, fresh=fresh,
     )  # fmt: skip
     raise typer.Exit(code)
 

@@ -279,6 +279,11 @@ class ContextTrackerConfig(Node):
     """Kept for scripts that set it. Sampled ids are never re-tokenized here, so there is nothing to fix."""
 
 
+class EnvConfig(Node):
+    werewolves: dict[str, Any] = Field(default_factory=dict)
+    """What ``ExampleWerewolves(options=…)`` takes: ``board`` (a preset or counts of roles) and the rules' options."""
+
+
 class AjetConfig(Node):
     """The tree under ``ajet:``."""
 
@@ -304,6 +309,7 @@ class AjetConfig(Node):
     swarm: SwarmConfig = SwarmConfig()
     task_reader: TaskReaderNode = TaskReaderNode()
     context_tracker: ContextTrackerConfig = ContextTrackerConfig()
+    env: EnvConfig = EnvConfig()
 
     def to_dict(self) -> dict[str, Any]:
         """The whole tree as plain data, under ``ajet``, as a YAML file holds it."""

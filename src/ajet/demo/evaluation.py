@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from ajet.client import SwarmClient
+from ajet.envs.werewolves.presets import BoardConfig
 from ajet.envs.werewolves.workflow import ExampleWerewolves
 from ajet.schema.errors import AjetError
 from ajet.schema.task import Task, WorkflowTask
@@ -25,10 +26,11 @@ def play_deals(
     max_parallel: int,
     on_game: Callable[[int], None] = lambda done: None,
     first_deal: int = 0,
+    board: BoardConfig = None,
 ) -> list[Measures]:
     """Play held-out deals ``first_deal … first_deal + games - 1`` with ``role`` on the policy, everyone else scripted.
 
-    Temperature 1; a deal's scripted players draw the same for every policy.
+    The board is the default one or what ``board`` says. Temperature 1; a deal's scripted players draw the same for every policy.
 
     Returns:
         What was measured, one per deal; see :func:`wins`.
@@ -36,7 +38,7 @@ def play_deals(
     Raises:
         AjetError: a deal could not be played in :data:`MAX_TRIES` tries.
     """
-    workflow = ExampleWerewolves(trainable_targets=[role], temperature=1.0)
+    workflow = ExampleWerewolves(trainable_targets=[role], temperature=1.0, options=board)
 
     def one(deal: int) -> Measures:
         task = Task(task_id=f"eval-{role}-{deal}", metadata={"split": "eval", "random_number": deal, "paired": True})

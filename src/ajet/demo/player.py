@@ -45,7 +45,9 @@ def say_waiting(words: str) -> None:
     say(waiting=words)
 
 
-def evaluate(client: SwarmClient, roles: list[str], folder: Path, which: str, games: int, parallel: int) -> None:
+def evaluate(
+    client: SwarmClient, roles: list[str], folder: Path, which: str, games: int, parallel: int, board: dict[str, Any]
+) -> None:
     """Write ``eval_<which>.json``: role → one number per held-out deal, and what was measured in each."""
     path = folder / f"eval_{which}.json"
     if path.exists():
@@ -60,7 +62,7 @@ def evaluate(client: SwarmClient, roles: list[str], folder: Path, which: str, ga
                 last[0] = time.monotonic()
                 say(phase=f"eval_{which}", done=offset + done, total=games * len(roles))
 
-        played[role] = play_deals(client, role, games, max_parallel=parallel, on_game=progress)
+        played[role] = play_deals(client, role, games, max_parallel=parallel, on_game=progress, board=board)
     results = {role: wins(role, games) for role, games in played.items()}
     tree = {"seconds": time.monotonic() - started, "results": results, "measures": played}
     write(path, json.dumps(tree, separators=(",", ":")), say_waiting)
@@ -71,7 +73,9 @@ def opposed(targets: list[str]) -> bool:
     return "werewolf" in targets and len(targets) > 1
 
 
-def follow_curve(client: SwarmClient, targets: list[str], folder: Path, total: int, stop: threading.Event) -> None:
+def follow_curve(
+    client: SwarmClient, targets: list[str], folder: Path, total: int, stop: threading.Event, board: dict[str, Any]
+) -> None:
     """Every few steps, play some held-out deals of each role against scripted players: ``curve.jsonl``.
 
     For runs in which both sides are live in one game: there the training win rate cannot show progress.
@@ -88,7 +92,7 @@ def follow_curve(client: SwarmClient, targets: list[str], folder: Path, total: i
                 return
             status = client.get_status(wait_step=step, wait_s=30)
         won = {
-            r: sum(wins(r, play_deals(client, r, CURVE_DEALS, max_parallel=16, first_deal=CURVE_FIRST)))
+            r: sum(wins(r, play_deals(client, r, CURVE_DEALS, max_parallel=16, first_deal=CURVE_FIRST, board=board)))
             for r in targets
         }
         lines.append(json.dumps({"step": status["step"], "wins": won, "games": CURVE_DEALS}))
@@ -99,7 +103,7 @@ def train(
     client: SwarmClient, job: AgentJetJob, targets: list[str], live: Literal["alternate", "both"], seed: int
 ) -> None:
     """Play training games until the server says that training is finished."""
-    workflow = ExampleWerewolves(trainable_targets=targets, live=live)
+    workflow = ExampleWerewolves(trainable_targets=targets, live=live, options=job.config.env.werewolves)
 
     def rollout(task: Task) -> None:
         with client.episode(task) as episode:
@@ -125,12 +129,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     targets = args.trainable.split(",")
     job = AgentJetJob(base_yaml_config=args.job)
+    board = job.config.env.werewolves
     client = SwarmClient(args.swarm_url, verbose=False)
     say(phase="boot")
     client.auto_sync_train_config_and_start_engine(job)
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.eval_games:
-        evaluate(client, targets, args.folder, "initial", args.eval_games, job.max_env_worker)
+        evaluate(client, targets, args.folder, "initial", args.eval_games, job.max_env_worker, board)
     say(phase="train")
     started = args.folder / STARTED
     if not started.exists():
@@ -139,14 +144,16 @@ def main(argv: list[str] | None = None) -> int:
     curve: threading.Thread | None = None
     if args.live == "both" and opposed(targets) and args.eval_games:
         total = job.config.trainer_common.total_training_steps
-        curve = threading.Thread(target=follow_curve, args=(client, targets, args.folder, total, stop), daemon=True)
+        curve = threading.Thread(
+            target=follow_curve, args=(client, targets, args.folder, total, stop, board), daemon=True
+        )
         curve.start()
     train(client, job, targets, args.live, args.seed)
     if curve is not None:
         stop.set()
         curve.join()
     if args.eval_games:
-        evaluate(client, targets, args.folder, "final", args.eval_games, job.max_env_worker)
+        evaluate(client, targets, args.folder, "final", args.eval_games, job.max_env_worker, board)
     say(phase="done")
     return 0
 

@@ -26,9 +26,9 @@ from ajet.copilot.job import AgentJetJob
 from ajet.demo.files import when_there_is_room, write
 from ajet.demo.player import STARTED
 from ajet.demo.report import build_summary, draw_curve, print_report
+from ajet.envs.werewolves.presets import board_options, board_text
 from ajet.schema.errors import AjetError, ConfigError, EngineFailed
 
-ROLES = ("werewolf", "seer", "witch", "hunter", "villager")
 DEFAULT_TARGETS = "werewolf,seer"
 
 
@@ -47,21 +47,29 @@ def run(
     config: Path | None = None,
     eval_games: int = 600,
     live: str = "alternate",
+    board: str | None = None,
     fresh: bool = False,
 ) -> int:
     """Train Werewolves on this machine. Returns the exit code; see ``ajet-swarm demo werewolves --help``."""
     console = Console()
     targets = [role.strip() for role in trainable.split(",") if role.strip()]
-    unknown = [role for role in targets if role not in ROLES]
-    if unknown or not targets:
-        raise ConfigError(f"--trainable takes roles out of {', '.join(ROLES)}; not {', '.join(unknown) or 'none'}.")
+    if board is not None:
+        board = board_text(board_options(board))
     if live not in ("alternate", "both"):
         raise ConfigError(f"--live is alternate or both, not {live!r}.")
     base = f"werewolves-{'-'.join(targets)}-seed{seed}"
+    if board is not None:
+        base += f"-{board.replace('=', '').replace(',', '-')}"
     name = _experiment_name(exp_dir, base, fresh)
     folder = exp_dir / name
-    folder.mkdir(parents=True, exist_ok=True)
     job = AgentJetJob(base_yaml_config=str(config or config_path()), experiment_name=name, total_training_steps=steps)
+    if board is not None:
+        job.config.env.werewolves = {**job.config.env.werewolves, "board": board}
+    roles = list(dict.fromkeys(role.value for role in board_options(job.config.env.werewolves).roles))
+    unknown = [role for role in targets if role not in roles]
+    if unknown or not targets:
+        raise ConfigError(f"--trainable takes roles out of {', '.join(roles)}; not {', '.join(unknown) or 'none'}.")
+    folder.mkdir(parents=True, exist_ok=True)
     job.config.trainer_common.seed = seed
     job.config.experiment_dir = str(exp_dir.resolve())
     # The server's own folder is the run's too: a run never resumes another run's job.

@@ -16,7 +16,7 @@ from typing import Any
 
 from ajet.envs.werewolves.full import Language
 from ajet.envs.werewolves.rules import BoardOptions, Role
-from ajet.envs.werewolves.scripted import Strength
+from ajet.envs.werewolves.strengths import Strength
 from ajet.envs.werewolves.workflow import COMPACT_MODELS, ExampleWerewolves
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import ConfigError, InfrastructureFault

@@ -93,3 +93,18 @@ def test_a_finished_run_is_never_overwritten_and_an_unfinished_one_is_continued(
 def test_unknown_roles_are_refused_with_the_known_ones(roles, tmp_path: Path):
     with pytest.raises(ConfigError, match="werewolf, seer, witch, hunter, villager"):
         werewolves.run(trainable=roles, exp_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("board", "trainable", "says"),
+    [
+        ("moon", "werewolf", "no board 'moon'"),
+        ("werewolf=1,seer=1,villager=1", "werewolf", "6 to 12"),
+        (None, "guard", "not guard"),
+        ("guard-8", "guard,hunter", "werewolf, seer, witch, guard, villager; not hunter"),
+    ],
+)
+def test_boards_that_cannot_be_played_are_refused_before_anything_is_written(board, trainable, says, tmp_path: Path):
+    with pytest.raises(ConfigError, match=says):
+        werewolves.run(board=board, trainable=trainable, exp_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []

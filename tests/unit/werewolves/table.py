@@ -13,6 +13,8 @@ LETTERS = {
     "s": Role.SEER,
     "i": Role.WITCH,
     "h": Role.HUNTER,
+    "g": Role.GUARD,
+    "d": Role.IDIOT,
     "v": Role.VILLAGER,
 }
 NINE = "wwwsihvvv"

@@ -10,7 +10,8 @@ from email.utils import formatdate
 
 import pytest
 
-from ajet.envs.werewolves.endpoint import Endpoint, Gate, gate_for, retry_after
+from ajet.envs.werewolves.endpoint import Endpoint, retry_after
+from ajet.envs.werewolves.limits import Gate, gate_for
 from ajet.schema.errors import ContextLengthExceeded, InfrastructureFault
 from tests.unit.werewolves.fake_openai import Answer, Call, failure, refused_url, replies, serve
 

@@ -13,6 +13,7 @@ from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.compact import compact_prompt
 from ajet.envs.werewolves.engine import Action, Game, Request
 from ajet.envs.werewolves.full import Conversation, rules_text
+from ajet.envs.werewolves.presets import board_options
 from ajet.envs.werewolves.replies import parse_reply
 from ajet.envs.werewolves.rules import BoardOptions, Role
 from ajet.envs.werewolves.scripted import ScriptedPlayer
@@ -24,8 +25,8 @@ LANGUAGES = ("en", "zh")
 class Table:
     """Plays scripted games while every seat is prompted in the given language; keeps all prompts of each seat."""
 
-    def __init__(self, seed: int, language: str) -> None:
-        self.game = Game(seed)
+    def __init__(self, seed: int, language: str, board: str = "classic-9") -> None:
+        self.game = Game(seed, board_options(board))
         self.board = Board(self.game)
         self.seats = range(len(self.game.roles))
         self.talk = {i: Conversation(self.game, i, language) for i in self.seats}  # type: ignore[arg-type]
@@ -72,11 +73,12 @@ class Table:
         return f"<think>{thought}</think>\nI note {thought}.\n{json.dumps(fields)}", thought
 
 
+@pytest.mark.parametrize("board", ["classic-9", "guard-12", "idiot-12"])
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_no_private_word_reaches_another_players_prompts(language):
+def test_no_private_word_reaches_another_players_prompts(language, board):
     heard_by_wolves = heard_by_all = 0
     for seed in range(4):
-        at = Table(seed, language)
+        at = Table(seed, language, board)
         play(at.game, at.answer)
         for marker, readers in at.secrets.items():
             found = {i for i in at.seats if any(marker in prompt for prompt in at.prompts[i])}
@@ -163,6 +165,11 @@ def test_the_rules_text_changes_with_every_option(language):
         replace(plain, self_vote=True), replace(plain, max_days=7),
         replace(plain, roles=(Role.WEREWOLF, Role.SEER, Role.VILLAGER)),
     ]  # fmt: skip
+    both = board_options("werewolf=3,seer=1,witch=1,guard=1,idiot=1,villager=3")
+    variants += [
+        both, replace(both, guard_self=False), replace(both, guard_repeat=True),
+        replace(both, guard_and_save="lives"), replace(both, idiot_again="exiled"),
+    ]  # fmt: skip
     changed = {f.name for v in variants for f in fields(plain) if getattr(v, f.name) != getattr(plain, f.name)}
     assert changed == {f.name for f in fields(plain)}, "an option without a variant here"
     written = [rules_text(o, language) for o in (plain, *variants)]
@@ -173,6 +180,9 @@ def test_the_rules_text_changes_with_every_option(language):
 def test_roles_that_are_not_on_the_board_are_not_explained():
     text = rules_text(BoardOptions(roles=(Role.WEREWOLF, Role.SEER, Role.VILLAGER)), "en")
     assert "seer learns" in text
+    assert "the seer is dead" in text
+    assert "guard" not in text
+    assert "idiot" not in text
     assert "antidote" not in text
     assert "may shoot" not in text
 

@@ -24,6 +24,10 @@ BOARDS = st.builds(
     wolf_tie=st.sampled_from(["seeded", "none"]),
     self_vote=st.booleans(),
     max_days=st.integers(1, 6),
+    guard_self=st.booleans(),
+    guard_repeat=st.booleans(),
+    guard_and_save=st.sampled_from(["dies", "lives"]),
+    idiot_again=st.sampled_from(["immune", "exiled"]),
 )  # fmt: skip
 
 
@@ -88,7 +92,7 @@ def test_any_actions_end_in_a_result_that_follows_from_what_was_announced(option
     assert game.events[-1].text == game.winner
     assert game.day <= options.max_days
     n = len(options.roles)
-    assert len(asked) <= options.max_days * (4 * n + 6)
+    assert len(asked) <= options.max_days * (4 * n + 7)
     saves = [e for e in game.events if e.kind == "witch_saved"]
     poisons = [e for e in game.events if e.kind == "witch_poisoned"]
     assert len(saves) <= 1
@@ -120,7 +124,9 @@ def test_a_seat_sees_public_events_and_its_own_and_the_wolves_share_theirs(optio
     play(game, Reckless(game, random.Random(seed), 0.9))
     for seat, role in enumerate(game.roles):
         for event in game.visible(seat):
-            if event.kind in ("wolf_pick", "wolf_target", "teammates"):
+            if event.kind == "guarded":
+                assert role is Role.GUARD
+            elif event.kind in ("wolf_pick", "wolf_target", "teammates"):
                 assert role is Role.WEREWOLF
             elif event.kind == "check":
                 assert role is Role.SEER

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ajet.envs.werewolves.baselines import play as scripted_game
 from ajet.envs.werewolves.engine import Action, Game, Request
 from ajet.envs.werewolves.rules import NINE_PLAYERS, BoardOptions, Role, winner
 from ajet.schema.errors import ConfigError
@@ -508,3 +510,28 @@ def test_the_same_seed_deals_the_same_in_64_threads_at_once():
 def test_the_play_seed_leaves_the_deal_alone():
     assert Game(5, play_seed="a").roles == Game(5, play_seed="b").roles
     assert Game(5, play_seed="a").rng.random() != Game(5, play_seed="b").rng.random()
+
+
+def test_no_global_generator_is_read_or_moved():
+    random.seed(1)
+    before = random.getstate()
+    first = [(e.kind, e.actor, e.target) for e in scripted_game(3).events]
+    assert random.getstate() == before
+    random.seed(2)
+    assert [(e.kind, e.actor, e.target) for e in scripted_game(3).events] == first
+
+
+@pytest.mark.parametrize("target", [-1, 9, 44])
+def test_a_vote_for_no_seat_is_an_abstention_and_counted(target):
+    game = table(max_days=1)
+    play(game, {("vote", 1): {V1: Action(target), V2: Action(V3), V3: Action(None)}})
+    assert dict(kinds(game, "votes")[0].votes)[V1] is None
+    assert exiled(game) == [(1, V3)]
+    assert game.illegal == {"villager": 1}
+
+
+def test_a_wolf_may_attack_itself_and_everybody_may_be_poisoned_but_the_witch_herself():
+    game = table(max_days=1)
+    asked = play(game, {("kill", 1): Action(W1)})
+    assert night_deaths(game) == {1: (W1,)}
+    assert witch_request(asked).legal == tuple(i for i in range(9) if i != WITCH)

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 import re
 import subprocess
 import sys
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import ajet.envs.werewolves.endpoint as endpoint_module
+import ajet.envs.werewolves.limits as limits_module
+import ajet.envs.werewolves.workflow as workflow_module
 from ajet.envs.werewolves import ExampleWerewolves
 from ajet.envs.werewolves.engine import Game
+from ajet.envs.werewolves.full import rules_text
+from ajet.envs.werewolves.presets import board_options
 from ajet.schema.endpoint import EpisodeKey, OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import ConfigError, InfrastructureFault
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from tests.unit.werewolves.fake_openai import Answer, Call, Server, failure, refused_url, replies, serve
 
 TINY, BIG = "ajet-tiny-werewolves", "a-real-model"
-_NAMES = re.compile(r"Player[1-9]")
+_NAMES = re.compile(r"Player[1-9][0-9]?")
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +45,8 @@ def legal_reply(call: Call) -> str:
         return '{"save": false, "poison": null}' if "{" in question else "save: no"
     if "Who to kill" in question or '"kill"' in question:
         return "kill: nobody"
+    if "protect" in question:
+        return "protect: nobody"
     if "Who to check" in question or '"check"' in question:
         return "check: " + _NAMES.findall(question if "{" in question else call.prompt.split("Others:")[1])[0]
     if "shoot" in question:
@@ -506,3 +513,143 @@ async def test_cut_off_replies_and_refusals_are_counted():
     assert output.log_metrics["static/rate_limited"] == 2.0
     assert output.log_metrics["static/calls"] == len(others.calls) - 2
     assert 0 < output.log_metrics["static/latency_s"] <= output.log_metrics["static/latency_max_s"]
+
+
+# ── other boards ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("model", [TINY, BIG])
+@pytest.mark.parametrize(
+    "board", ["guard-12", {"board": "idiot-10", "idiot_again": "exiled"}, {"werewolf": 2, "seer": 1, "guard": 1, "villager": 3}]
+)  # fmt: skip
+async def test_another_board_is_played_from_the_same_options(model, board):
+    async with serve(legal_reply) as server:
+        output = await episode(server.url, task_of(WOLVES), model=model, options=board)
+    played = board_options(board)
+    assert sorted(output.metadata["roles"]) == sorted(role.value for role in played.roles)
+    assert speakers(server) == roles_of(output, "werewolf")
+    if model == BIG:
+        assert rules_text(played, "en") in server.calls[0].body["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(("role", "board"), [("guard", "guard-12"), ("idiot", "idiot-12")])
+async def test_the_new_roles_can_be_trained(role, board):
+    async with serve(legal_reply) as server:
+        output = await episode(server.url, task_of(WOLVES), trainable_targets=[role], options=board)
+    assert set(speakers(server).items()) <= set(roles_of(output, role).items())
+    assert output.log_metrics["reply/valid"] == 1.0 or not server.calls
+
+
+def test_roles_that_are_not_on_the_board_cannot_be_trained():
+    with pytest.raises(ConfigError, match="not guard"):
+        ExampleWerewolves(["guard"])
+    assert ExampleWerewolves(["guard"], options="guard-8").options.guard_self
+
+
+def test_a_board_that_cannot_be_played_is_refused_before_any_game():
+    with pytest.raises(ConfigError, match="6 to 12"):
+        ExampleWerewolves(options={"werewolf": 1, "seer": 1, "villager": 1})
+
+
+# ── static opponents under load ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("style", ["compact", "full"])
+async def test_a_game_with_a_static_model_that_answers_429_half_of_the_time_finishes(style):
+    coin = random.Random(11)
+
+    def static(call: Call) -> Answer | str:
+        return failure(429, retry_after="0") if coin.random() < 0.5 else legal_reply(call)
+
+    async with serve(legal_reply) as server, serve(static) as others:
+        output = await with_static(server, others.url, prompt_style=style)
+        sent = len(others.calls)
+    assert output.reward
+    assert output.log_metrics["static/retries"] > sent / 3
+    assert output.log_metrics["static/calls"] == sent - output.log_metrics["static/retries"]
+    assert output.log_metrics["static/refused"] == 0.0  # a busy endpoint works: its circuit stays closed
+    assert output.log_metrics["static/fallback"] == 0.0
+
+
+async def test_what_a_static_model_took_and_cost_is_in_the_metrics():
+    def static(call: Call) -> Answer:
+        message = {"role": "assistant", "content": legal_reply(call)}
+        usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+        return Answer(raw=json.dumps({"choices": [{"message": message}], "usage": usage}).encode())
+
+    async with serve(legal_reply) as server, serve(static) as others:
+        output = await with_static(server, others.url, external_prices={"input": 1.0, "output": 4.0})
+        free = await with_static(server, others.url)
+    calls = output.log_metrics["static/calls"]
+    assert output.log_metrics["static/prompt_tokens"] == 100 * calls
+    assert output.log_metrics["static/completion_tokens"] == 10 * calls
+    assert output.log_metrics["static/cost"] == pytest.approx(calls * (100 * 1.0 + 10 * 4.0) / 1e6)
+    assert "static/cost" not in free.log_metrics
+
+
+async def test_a_rate_limit_delays_the_game_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(limits_module, "WINDOW_S", 0.2)
+    async with serve(legal_reply) as server, serve(legal_reply) as others:
+        output = await with_static(server, others.url, external_requests_per_min=20)
+        plain = await with_static(server, others.url)
+    assert output.log_metrics["static/rate_wait_s"] > 0
+    assert output.metadata == plain.metadata
+    assert plain.log_metrics["static/rate_wait_s"] == 0.0
+
+
+async def test_a_circuit_opened_by_one_game_spares_the_endpoint_the_next_and_says_so():
+    async with serve(legal_reply) as server, serve(replies(failure(500))) as others:
+        options = {"external_budget_s": 0.3, "external_breaker_failures": 2}
+        for _ in range(2):
+            with pytest.raises(InfrastructureFault, match=r"static endpoint.*The circuit is open.*fault 500"):
+                await with_static(server, others.url, **options)
+        assert len(others.calls) == 2
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"external_requests_per_min": 0}, {"external_tokens_per_min": 1.5}, {"external_concurrency": True},
+        {"external_breaker_failures": -1}, {"external_prices": {"input": 1}},
+    ],
+)  # fmt: skip
+def test_bounds_and_prices_that_are_none_are_refused(bad):
+    with pytest.raises(ConfigError):
+        ExampleWerewolves(**bad)
+
+
+async def test_when_everybody_dies_at_once_announcement_result_and_rewards_agree(monkeypatch):
+    """One wolf and one witch are left, and kill each other: a good win, also in what the wolves get for it."""
+    monkeypatch.setattr(workflow_module, "Game", LastTwo)
+
+    def answer(call: Call) -> str:
+        if "Who to kill" in call.prompt:
+            return f"kill: Player{LastTwo.witch + 1}"
+        return f"poison: Player{LastTwo.wolf + 1}" if "poison" in call.prompt else legal_reply(call)
+
+    async with serve(answer) as server:
+        output = await episode(server.url, task_of(WOLVES), live="both", trainable_targets=["werewolf", "witch"])
+    assert output.metadata["winner"] == "good"
+    assert output.reward == {f"Player{LastTwo.wolf + 1}": 0.0, f"Player{LastTwo.witch + 1}": 1.0}
+    assert (output.log_metrics["win/werewolf"], output.log_metrics["win/witch"]) == (0.0, 1.0)
+    assert LastTwo.announced == [(1, (LastTwo.witch, LastTwo.wolf)), "good"]
+
+
+class LastTwo(Game):
+    """A game in which all but one wolf and the witch are dead when it begins."""
+
+    wolf = witch = -1
+    announced: ClassVar[list[Any]] = []
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        LastTwo.wolf, LastTwo.witch = min(self.wolves), self.roles.index("witch")  # type: ignore[arg-type]
+        self.alive = [i in (self.wolf, self.witch) for i in range(len(self.roles))]
+        LastTwo.announced = []
+
+    def _tell(self, kind: Any, **fields: Any) -> None:
+        super()._tell(kind, **fields)
+        if kind == "deaths":
+            self.announced.append((self.day, fields["players"]))
+        if kind == "game_over":
+            self.announced.append(fields["text"])

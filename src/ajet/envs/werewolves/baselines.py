@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.engine import Action, Game, Request
-from ajet.envs.werewolves.rules import Role
+from ajet.envs.werewolves.rules import BoardOptions, Role
 from ajet.envs.werewolves.scripted import ScriptedPlayer, name
 
 Baseline = Callable[[ScriptedPlayer, Request], Action]
@@ -112,10 +112,16 @@ def seer(*habits: str) -> Baseline:
     return act
 
 
-def play(seed: int | str, baselines: dict[Role, Baseline] | None = None, *, play_seed: int | str | None = None) -> Game:
+def play(
+    seed: int | str,
+    baselines: dict[Role, Baseline] | None = None,
+    *,
+    play_seed: int | str | None = None,
+    options: BoardOptions | None = None,
+) -> Game:
     """One game in this process: roles in ``baselines`` follow them, everyone else is scripted."""
     baselines = baselines or {}
-    game = Game(seed, play_seed=play_seed)
+    game = Game(seed, options or BoardOptions(), play_seed=play_seed)
     game.one_call = frozenset(i for i, role in enumerate(game.roles) if role in baselines)
     board = Board(game)
     rng = random.Random(f"players-{seed}-{play_seed}")

@@ -34,10 +34,11 @@ class Board:
 
     Attributes:
         claimers: seats that claimed to be the seer, in order, dead ones included.
-        claims: what they reported. opinions: suspicions and trust of the others.
+        claims: what they reported. reports: the same by (claimer, target), the last word of each counting.
+        opinions: suspicions and trust of the others.
         night_dead: killed at night (so probably not wolves). shot: killed by the hunter. exiled: voted out.
-        hunters: seats that fired, and so are the hunter.
-        votes: one dict per ballot, voter → target.
+        hunters: seats that fired, and so are the hunter. idiots: seats that were voted out and revealed the idiot.
+        votes: one dict per ballot, voter → target. ballots: all of them as (voter, target), in order.
         silences: how often each seat said nothing at all when it was its turn.
     """
 
@@ -46,20 +47,27 @@ class Board:
         self._read = 0
         self.claimers: list[int] = []
         self.claims: list[Claim] = []
+        self.reports: dict[tuple[int, int], bool] = {}
+        self._credits: dict[int, float] = {}
+        self._credits_at = 0
         self.opinions: dict[tuple[int, int, int], Opinion] = {}
         self.night_dead: dict[int, int] = {}
         self.exiled: dict[int, int] = {}
         self.shot: dict[int, int] = {}
         self.hunters: set[int] = set()
+        self.idiots: set[int] = set()
         self.silences: Counter[int] = Counter()
         self.votes: list[tuple[int, dict[int, int | None]]] = []
+        self.ballots: list[tuple[int, int | None]] = []
         self.last_speeches = 0
 
     def refresh(self) -> Board:
         """Read the public events that came since."""
-        for event in self.game.public[self._read :]:
-            self._take(event)
-        self._read = len(self.game.public)
+        public = self.game.public
+        if len(public) > self._read:
+            for event in public[self._read :]:
+                self._take(event)
+            self._read = len(public)
         return self
 
     def _take(self, event: Event) -> None:
@@ -72,8 +80,11 @@ class Board:
         elif event.kind == "shot" and event.target is not None and event.actor is not None:
             self.shot[event.target] = event.day
             self.hunters.add(event.actor)
+        elif event.kind == "idiot" and event.actor is not None:
+            self.idiots.add(event.actor)
         elif event.kind == "votes":
             self.votes.append((event.day, dict(event.votes)))
+            self.ballots += event.votes
 
     def _hear(self, event: Event) -> None:
         speaker = event.actor
@@ -90,8 +101,16 @@ class Board:
                 continue
             if kind in ("wolf", "good"):
                 self.claims.append(Claim(event.day, speaker, target, kind == "wolf"))
+                self.reports[speaker, target] = kind == "wolf"
             else:
                 self.opinions[event.day, speaker, target] = Opinion(event.day, speaker, target, kind == "suspect")
+
+    def credits(self) -> dict[int, float]:
+        """How far claimers are believed: kept for all scripted players, and forgotten when anything happens."""
+        if self._credits_at != len(self.game.public):
+            self._credits_at = len(self.game.public)
+            self._credits = {}
+        return self._credits
 
     def living_claimers(self, without: int | None = None) -> list[int]:
         return [i for i in self.claimers if self.game.alive[i] and i != without]

@@ -19,13 +19,14 @@ from ajet.envs.werewolves.scripted import name
 
 SYSTEM = "Play werewolf."
 NOBODY = "nobody"
-SECTIONS = ("Team", "Wolf", "Good", "Claims", "Accused", "Others")
+SECTIONS = ("Team", "Wolf", "Good", "Idiot", "Claims", "Accused", "Others")
 """Headings of a prompt; each living player stands under one of them."""
 MAX_SPEECH = 200
 """Characters of a statement that others hear."""
 
-_LINE = re.compile(r"(kill|check|vote|shoot|poison|save|pass):? ?(?:Player([1-9])|(nobody|yes|no))?\s*$")
+_LINE = re.compile(r"(protect|kill|check|vote|shoot|poison|save|pass):? ?(?:Player([1-9][0-9]?)|(nobody|yes|no))?\s*$")
 _QUESTIONS = {
+    "protect": "Who to protect?",
     "kill": "Who to kill?",
     "check": "Who to check?",
     "witch": "Save or poison?",
@@ -48,17 +49,21 @@ def compact_text(game: Game, board: Board, request: Request) -> str:
     checks: dict[int, bool] = {}
     team: set[int] = set()
     picks: list[int] = []
-    for event in game.visible(me):
+    last: list[int] = []
+    for event in game.private[me]:
         if event.kind == "check" and event.target is not None:
             checks[event.target] = bool(event.is_wolf)
         elif event.kind == "teammates":
             team.update(event.players)
         elif event.kind == "wolf_pick" and event.day == game.day and event.target is not None:
             picks.append(event.target)
-    night = request.kind in ("kill", "check", "witch")
+        elif event.kind == "guarded" and event.day == game.day - 1 and event.target is not None:
+            last.append(event.target)
+    night = request.kind in ("protect", "kill", "check", "witch")
     lines = [f"{'Night' if night else 'Day'} {game.day}. You are {name(me)}, {request.role.value}."]
-    # Whom one may attack includes oneself.
-    rest = list(game.living() if request.kind == "kill" else game.living(me))
+    # Whom one may attack includes oneself; whom one may protect, where the board says so.
+    own = request.kind == "kill" or (request.kind == "protect" and game.options.guard_self)
+    rest = list(game.living() if own else game.living(me))
 
     def section(title: str, seats: set[int], always: bool) -> None:
         shown = [i for i in rest if i in seats]
@@ -72,9 +77,12 @@ def compact_text(game: Game, board: Board, request: Request) -> str:
     if request.role.value == "seer":
         section("Wolf", {i for i, wolf in checks.items() if wolf}, True)
         section("Good", {i for i, wolf in checks.items() if not wolf}, True)
+    section("Idiot", board.idiots, False)
     section("Claims", set(board.claimers), True)
     section("Accused", set(board.accused()), True)
     section("Others", set(rest), True)
+    if request.kind == "protect":
+        lines.append(f"Last: {_names(last)}")
     if request.kind == "kill":
         lines.append(f"Picks: {_names(picks)}")
     if request.kind == "witch":

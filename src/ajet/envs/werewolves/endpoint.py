@@ -6,6 +6,11 @@ with Retry-After, 5xx, timeouts, refused connections, answers that are no chat c
 inside a budget. Past the budget both raise :class:`InfrastructureFault`: the game is void, and no reward of any value
 comes of it.
 
+A static endpoint is shared by all games of the process, and so is what protects it: a bound on calls at once, on requests
+and tokens a minute (:mod:`~ajet.envs.werewolves.limits`), and a circuit breaker
+(:mod:`~ajet.envs.werewolves.breaker`). What the calls took is counted per game (:mod:`~ajet.envs.werewolves.usage`,
+:mod:`~ajet.envs.werewolves.traffic`).
+
 Calls are posted as they are (:mod:`ajet.envs.http`): an SDK's own work was the largest part of what a game costs its
 client. The games of one event loop share their connections.
 """
@@ -16,18 +21,18 @@ import asyncio
 import json
 import math
 import random
-import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from ajet.envs.http import Answer, NoAnswer, Poster, connections
+from ajet.envs.werewolves.breaker import CircuitBreaker, CircuitOpen
+from ajet.envs.werewolves.limits import Gate, RateLimiter
 from ajet.envs.werewolves.traffic import Traffic
+from ajet.envs.werewolves.usage import Prices, Usage
 from ajet.schema.errors import ContextLengthExceeded, InfrastructureFault
 
 POLICY_TIMEOUT_S = 3600.0
@@ -37,6 +42,9 @@ LONGEST_WAIT_S = 30.0
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 507, 520, 522, 524, 529})
 FINAL_CODES = frozenset({"engine_failed", "insufficient_quota"})
 """Error codes that no retry cures, whatever their status."""
+CHARACTERS_A_TOKEN = 3.0
+EXPECTED_REPLY = 250
+"""Tokens: what a call is counted for by the rate limiter until its answer says better."""
 
 
 class NoCompletion(Exception):
@@ -56,55 +64,14 @@ class Refused(Exception):
         super().__init__(f"HTTP {answer.status}{' ' + self.code if self.code else ''}: {message}")
 
 
-class Gate:
-    """At most ``limit`` holders at once, over all event loops and threads of the process."""
+@dataclass
+class _Attempt:
+    """One try of a call. ``counts``: whose traffic it is. ``queued_s``: how long it waited for its turn."""
 
-    def __init__(self, limit: int) -> None:
-        self._lock = threading.Lock()
-        self._free = limit
-        self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
-
-    async def __aenter__(self) -> None:
-        with self._lock:
-            if self._free > 0:
-                self._free -= 1
-                return
-            loop = asyncio.get_running_loop()
-            turn: asyncio.Future[None] = loop.create_future()
-            self._waiting.append((loop, turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            with self._lock:
-                if (loop, turn) in self._waiting:
-                    self._waiting.remove((loop, turn))
-                    raise
-            self._release()  # the turn had come already
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._release()
-
-    def _release(self) -> None:
-        with self._lock:
-            while self._waiting:
-                loop, turn = self._waiting.popleft()
-                try:
-                    loop.call_soon_threadsafe(lambda t=turn: None if t.done() else t.set_result(None))
-                except RuntimeError:  # that loop is closed
-                    continue
-                return
-            self._free += 1
-
-
-_gates: dict[tuple[str, int], Gate] = {}
-_gates_lock = threading.Lock()
-
-
-def gate_for(base_url: str, limit: int) -> Gate:
-    """The process-wide gate of one endpoint."""
-    with _gates_lock:
-        return _gates.setdefault((base_url, limit), Gate(limit))
+    body: dict[str, Any]
+    headers: dict[str, str]
+    counts: tuple[Traffic, ...]
+    queued_s: float = 0.0
 
 
 @dataclass
@@ -116,7 +83,11 @@ class Endpoint:
         model: the name sent with each call.
         budget_s: how long after its first failure one call is tried again, seconds.
         timeout_s: longest wait for one answer, seconds.
-        gate: bound on concurrent calls, or None. A call holds it while it waits for an answer, not between tries.
+        gate: bound on concurrent calls, or None. A call holds it while it waits for its turn and for an answer, not
+            between tries.
+        limiter: bound on requests and tokens a minute, or None.
+        breaker: the circuit that leaves a broken endpoint alone, or None.
+        prices: what tokens cost, or None.
         rng: draws the jitter of the back-off.
         name: what messages call it.
         pause, clock: how to wait, and what time it is; for tests.
@@ -130,6 +101,14 @@ class Endpoint:
     rng: random.Random = field(default_factory=random.Random)
     retries: int = 0
     """Failed tries so far, for the game's metrics."""
+    limiter: RateLimiter | None = None
+    breaker: CircuitBreaker | None = None
+    prices: Prices | None = None
+    refused: int = 0
+    """Calls that the open circuit kept from being sent, so far."""
+    rate_wait_s: float = 0.0
+    """Seconds that calls waited for their turn, so far."""
+    usage: Usage = field(default_factory=Usage)
     name: str = "policy"
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     clock: Callable[[], float] = time.monotonic
@@ -163,12 +142,20 @@ class Endpoint:
         """
         deadline: float | None = None
         wait = FIRST_WAIT_S
+        body: dict[str, Any] = {"model": self.model, "messages": messages}
+        if temperature is not None:
+            body["temperature"] = temperature
         # A try whose reply was lost on its way gets that reply again.
-        request_id = uuid.uuid4().hex
+        headers = {
+            "Authorization": f"Bearer {api_key}",
+            "Idempotency-Key": uuid.uuid4().hex,
+            "Content-Type": "application/json",
+        }
         counts = (self.traffic,) if traffic is None else (self.traffic, traffic)
         while True:
+            attempt = _Attempt(body, headers, counts)
             try:
-                return await self._once(messages, api_key, temperature, request_id, counts)
+                return await self._once(attempt)
             except Refused as error:
                 for count in counts:
                     count.rate_limited += error.status == 429
@@ -177,59 +164,124 @@ class Endpoint:
                 if error.status not in RETRIED_STATUS or error.code in FINAL_CODES:
                     raise self._fault(error) from error
                 hint, cause = retry_after(error.headers), error
+                self.retries += 1
             except (NoAnswer, NoCompletion) as error:
                 hint, cause = None, error
-            self.retries += 1
+                self.retries += 1
+            except CircuitOpen as error:
+                hint, cause = error.retry_in, error
+                self.refused += 1
             jitter = self.rng.random()
             seconds = wait * (0.5 + jitter) if hint is None else hint + FIRST_WAIT_S * jitter
             wait = min(wait * 2, LONGEST_WAIT_S)
             now = self.clock()
-            deadline = now + self.budget_s if deadline is None else deadline
+            # Waiting for one's turn is no failure of the endpoint.
+            deadline = now + self.budget_s if deadline is None else deadline + attempt.queued_s
             if now + seconds > deadline:
                 raise self._fault(cause) from cause
             await self.pause(seconds)
 
-    async def _once(
-        self, messages: list[dict[str, Any]], api_key: str, temperature: float | None, request_id: str,
-        counts: tuple[Traffic, ...],
-    ) -> dict[str, Any]:  # fmt: skip
+    async def _once(self, attempt: _Attempt) -> dict[str, Any]:
+        if self.breaker is not None:
+            self.breaker.check()  # before a turn is queued for
+        if self.gate is None:
+            return await self._in_turn(attempt)
+        async with self.gate:
+            return await self._in_turn(attempt)
+
+    async def _in_turn(self, attempt: _Attempt) -> dict[str, Any]:
+        """Send when the rate allows it."""
+        if self.limiter is None:
+            return (await self._through_circuit(attempt))[0]
+        turn, seconds = self.limiter.reserve(self._estimate(attempt.body["messages"]))
+        sent = False
+        try:
+            if seconds > 0:
+                attempt.queued_s = seconds
+                self.rate_wait_s += seconds
+                await self.pause(seconds)
+            sent = True
+            message, tokens = await self._through_circuit(attempt)
+        except BaseException as error:
+            if not sent or isinstance(error, CircuitOpen):
+                self.limiter.give_back(turn)
+            raise
+        if tokens is not None:
+            self.limiter.settle(turn, tokens)
+        return message
+
+    async def _through_circuit(self, attempt: _Attempt) -> tuple[dict[str, Any], int | None]:
+        """Send where the circuit lets it, and tell the circuit how it ended."""
+        if self.breaker is None:
+            return await self._send(attempt)
+        probe = self.breaker.enter()
+        works: bool | None = None
+        cause = ""
+        try:
+            answer = await self._send(attempt)
+            works = True
+        except (NoAnswer, NoCompletion) as error:
+            works, cause = False, _words(error)
+            raise
+        except Refused as error:
+            works, cause = error.status < 500 and error.status != 408, _words(error)
+            raise
+        finally:
+            self.breaker.leave(probe, works, cause)
+        return answer
+
+    async def _send(self, attempt: _Attempt) -> tuple[dict[str, Any], int | None]:
+        """The assistant message, and the tokens of the call where the endpoint says them."""
         assert self._poster is not None, "use `async with`"
-        body: dict[str, Any] = {"model": self.model, "messages": messages}
-        if temperature is not None:
-            body["temperature"] = temperature
-        headers = {
-            "Authorization": f"Bearer {api_key}",
-            "Idempotency-Key": request_id,
-            "Content-Type": "application/json",
-        }
-        content = json.dumps(body).encode()
-        async with self.gate or nullcontext():
-            began = self.clock()
-            answer = await self._poster.post(self._url, content, headers, self.timeout_s)
-            seconds = self.clock() - began
+        content = json.dumps(attempt.body).encode()
+        began = self.clock()
+        answer = await self._poster.post(self._url, content, attempt.headers, self.timeout_s)
+        seconds = self.clock() - began
         if answer.status >= 300:
             raise Refused(answer)
-        reply, finish_reason = _message(answer)
-        for count in counts:
+        message, usage, finish_reason = _message(answer)
+        for count in attempt.counts:
             count.answered(seconds, finish_reason)
-        return reply
+        return message, self.usage.add(usage)
+
+    def _estimate(self, messages: list[dict[str, Any]]) -> int:
+        """Tokens that a call will probably take."""
+        characters = sum(len(str(m.get("content") or "")) for m in messages)
+        reply = self.usage.mean_completion()
+        return round(characters / CHARACTERS_A_TOKEN + (EXPECTED_REPLY if reply is None else reply))
+
+    def metrics(self) -> dict[str, float]:
+        """What the calls of this game took, under the endpoint's name."""
+        return {
+            f"{self.name}/retries": float(self.retries),
+            f"{self.name}/refused": float(self.refused),
+            f"{self.name}/rate_wait_s": self.rate_wait_s,
+            **self.usage.metrics(self.name, self.prices),
+        }
 
     def _fault(self, cause: Exception) -> InfrastructureFault:
-        root: BaseException = cause
-        while root.__cause__ is not None:
-            root = root.__cause__
-        words = f"{type(cause).__name__}: {str(cause)[:300]}"
-        if root is not cause:
-            words += f" [{type(root).__name__}: {str(root)[:300]}]"
+        circuit = self.breaker.words() if self.breaker is not None else ""
+        words = "its circuit is open" if isinstance(cause, CircuitOpen) else _words(cause)
         return InfrastructureFault(
-            f"The {self.name} endpoint {self.base_url} failed ({words}) after {self.retries} failed tries. The game is void."
+            f"The {self.name} endpoint {self.base_url} failed ({words}) after {self.retries} failed tries. "
+            f"{circuit + ' ' if circuit else ''}The game is void."
         )
 
 
-def _message(answer: Answer) -> tuple[dict[str, Any], Any]:
-    """The assistant message of a chat completion, and why it ended."""
+def _words(cause: Exception) -> str:
+    """An error with what is at its root."""
+    root: BaseException = cause
+    while root.__cause__ is not None:
+        root = root.__cause__
+    words = f"{type(cause).__name__}: {str(cause)[:300]}"
+    return words if root is cause else f"{words} [{type(root).__name__}: {str(root)[:300]}]"
+
+
+def _message(answer: Answer) -> tuple[dict[str, Any], Any, Any]:
+    """The assistant message of a chat completion, its ``usage``, and why it ended."""
     try:
-        choice = json.loads(answer.body)["choices"][0]
+        whole = json.loads(answer.body)
+        choice = whole["choices"][0]
         message, finish_reason = choice["message"], choice.get("finish_reason")
         content = message.get("content")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -239,7 +291,7 @@ def _message(answer: Answer) -> tuple[dict[str, Any], Any]:
     reply: dict[str, Any] = {"role": "assistant", "content": _sendable(content)}
     if message.get("reasoning_content"):
         reply["reasoning_content"] = _sendable(message["reasoning_content"])
-    return reply, finish_reason
+    return reply, whole.get("usage"), finish_reason
 
 
 def _sendable(text: Any) -> str:

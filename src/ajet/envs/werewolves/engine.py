@@ -18,14 +18,14 @@ from typing import Literal
 
 from ajet.envs.werewolves.rules import BoardOptions, Role, Side, winner
 
-Kind = Literal["kill", "check", "witch", "shoot", "speak", "vote", "day", "last_words"]
+Kind = Literal["protect", "kill", "check", "witch", "shoot", "speak", "vote", "day", "last_words"]
 EventKind = Literal[
-    "role", "teammates", "wolf_pick", "wolf_target", "check", "witch_sees", "witch_saved", "witch_poisoned",
-    "deaths", "shot", "speech", "last_words", "votes", "tie", "exile", "no_exile", "game_over",
+    "role", "teammates", "guarded", "wolf_pick", "wolf_target", "check", "witch_sees", "witch_saved", "witch_poisoned",
+    "deaths", "shot", "speech", "last_words", "votes", "tie", "exile", "idiot", "no_exile", "game_over",
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One decision of one player.
 
@@ -51,7 +51,7 @@ class Request:
     revote: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Action:
     """An answer. ``target`` is a seat or None; ``say`` is public (for ``kill``: heard by wolves only)."""
 
@@ -60,7 +60,7 @@ class Action:
     save: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened. ``audience`` None means everyone."""
 
@@ -107,12 +107,18 @@ class Game:
         self.day = 0
         self.events: list[Event] = []
         self.public: list[Event] = []
+        self.private: list[list[Event]] = [[] for _ in deal]
+        """What was told to each seat and not to everybody."""
         self.illegal: Counter[str] = Counter()
         """Role → actions that the rules turned into something else."""
         self.winner: Side | None = None
         self.end_cause = ""
         self.antidote = self.poison = True
         self.checked: dict[int, bool] = {}
+        self.guarded: int | None = None
+        """Whom the guard protected in the last night that he was asked."""
+        self.revealed: set[int] = set()
+        """The idiot, once he was voted out and lived on."""
         self.wolves = frozenset(i for i, role in enumerate(self.roles) if role is Role.WEREWOLF)
         self._held_votes: dict[int, int | None] = {}
 
@@ -123,17 +129,25 @@ class Game:
         return [e for e in self.events if e.audience is None or player in e.audience]
 
     def living(self, *without: int) -> tuple[int, ...]:
-        return tuple(i for i, lives in enumerate(self.alive) if lives and i not in without)
+        if without:
+            return tuple([i for i, lives in enumerate(self.alive) if lives and i not in without])
+        return tuple([i for i, lives in enumerate(self.alive) if lives])
 
     def seat(self, role: Role) -> int | None:
         """The living player of a unique role."""
-        return next((i for i in self.living() if self.roles[i] is role), None)
+        for i, held in enumerate(self.roles):
+            if held is role and self.alive[i]:
+                return i
+        return None
 
     def _tell(self, kind: EventKind, *, to: frozenset[int] | None = None, **fields: object) -> None:
         event = Event(self.day, kind, audience=to, **fields)  # type: ignore[arg-type]
         self.events.append(event)
         if to is None:
             self.public.append(event)
+        else:
+            for seat in to:
+                self.private[seat].append(event)
 
     # ── the game ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -190,13 +204,37 @@ class Game:
 
     def _night(self) -> Generator[list[Request], list[Action], tuple[list[int], set[int]]]:
         """Returns the dead in the order they are announced, and those of them who were poisoned."""
+        yield from self._guard_protects()
         victim = yield from self._wolves_choose()
         yield from self._seer_checks()
         saved, poisoned = yield from self._witch_acts(victim)
-        dead = [victim] if victim is not None and not saved else []
+        dead = [victim] if victim is not None and self._dies(victim, saved) else []
         if poisoned is not None and poisoned not in dead:
             dead.append(poisoned)
         return dead, set() if poisoned is None else {poisoned}
+
+    def _dies(self, victim: int, saved: bool) -> bool:
+        """Whether the attacked player dies: protection and antidote each save, both at once by the board's option."""
+        protected = victim == self.guarded
+        if protected and saved:
+            return self.options.guard_and_save == "dies"
+        return not (protected or saved)
+
+    def _guard_protects(self) -> Generator[list[Request], list[Action], None]:
+        guard = self.seat(Role.GUARD)
+        last, self.guarded = self.guarded, None
+        if guard is None:
+            return
+        legal = self.living(*(() if self.options.guard_self else (guard,)))
+        if not self.options.guard_repeat:
+            legal = tuple(i for i in legal if i != last)
+        if not legal:
+            return
+        request = Request(guard, Role.GUARD, "protect", legal, self.day)
+        (action,) = yield [request]
+        self.guarded = self._named(request, action)
+        if self.guarded is not None:
+            self._tell("guarded", to=frozenset({guard}), actor=guard, target=self.guarded)
 
     def _wolves_choose(self) -> Generator[list[Request], list[Action], int | None]:
         picks: Counter[int] = Counter()
@@ -291,17 +329,22 @@ class Game:
         self._held_votes = {}
         for player in order:
             yield from self._speech(player)
-        tied = yield from self._vote(order, self.living(), revote=False)
+        voters = [i for i in order if i not in self.revealed]
+        tied = yield from self._vote(voters, self._candidates(), revote=False)
         if len(tied) > 1 and self.options.day_tie == "revote":
             self._tell("tie", players=tuple(tied))
             for player in tied:
                 yield from self._speech(player, revote=True)
-            voters = [i for i in order if i not in tied]
+            voters = [i for i in voters if i not in tied]
             tied = (yield from self._vote(voters, tuple(tied), revote=True)) if voters else []
         if len(tied) != 1:
             self._tell("no_exile")
             return
         out = tied[0]
+        if self.roles[out] is Role.IDIOT and out not in self.revealed:
+            self.revealed.add(out)
+            self._tell("idiot", actor=out)
+            return
         self.alive[out] = False
         self._tell("exile", target=out)
         if self._over():
@@ -309,13 +352,17 @@ class Game:
         yield from self._last_words([out])
         yield from self._shots([out], set())
 
+    def _candidates(self) -> tuple[int, ...]:
+        """Who may be voted for."""
+        return self.living(*(self.revealed if self.options.idiot_again == "immune" else ()))
+
     def _vote_request(self, player: int, candidates: tuple[int, ...], kind: Kind, revote: bool) -> Request:
-        legal = candidates if self.options.self_vote else tuple(i for i in candidates if i != player)
+        legal = candidates if self.options.self_vote else tuple([i for i in candidates if i != player])
         return Request(player, self.roles[player], kind, legal, self.day, revote=revote)
 
     def _speech(self, player: int, revote: bool = False) -> Generator[list[Request], list[Action], None]:
-        if player in self.one_call and not revote:
-            request = self._vote_request(player, self.living(), "day", False)
+        if player in self.one_call and not revote and player not in self.revealed:
+            request = self._vote_request(player, self._candidates(), "day", False)
             (action,) = yield [request]
             self._held_votes[player] = self._named(request, action)
         else:

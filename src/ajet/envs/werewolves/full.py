@@ -13,11 +13,19 @@ from typing import Any, Literal
 
 from ajet.envs.werewolves.engine import Event, Game, Request
 from ajet.envs.werewolves.replies import ParsedReply, parse_reply
-from ajet.envs.werewolves.rules import BoardOptions, Role
+from ajet.envs.werewolves.rules import GODS, BoardOptions, Role
 
 Language = Literal["en", "zh"]
 
-_ROLES_ZH = {"werewolf": "狼人", "seer": "预言家", "witch": "女巫", "hunter": "猎人", "villager": "村民"}
+_ROLES_ZH = {
+    "werewolf": "狼人",
+    "seer": "预言家",
+    "witch": "女巫",
+    "hunter": "猎人",
+    "guard": "守卫",
+    "idiot": "白痴",
+    "villager": "村民",
+}
 
 
 def seat_name(seat: int, language: Language) -> str:
@@ -38,7 +46,7 @@ def _rules_en(options: BoardOptions) -> str:
     counts = Counter(options.roles)
     roles = ", ".join(f"{n} {_plural(role.value) if n > 1 else role.value}" for role, n in counts.items())
     win = {
-        "side_wiped": "all villagers are dead, or seer, witch and hunter are all dead",
+        "side_wiped": f"all villagers are dead, or {_all_dead_en(_gods(counts))}",
         "parity": "the living wolves are at least as many as the other living players",
     }[options.wolf_win]
     save = {
@@ -55,8 +63,9 @@ def _rules_en(options: BoardOptions) -> str:
         "none": "If their choices tie, nobody is attacked.",
     }[options.wolf_tie]
     own = "You may vote for yourself." if options.self_vote else "You may not vote for yourself."
+    guard = f"first {_guard_en(options, counts)} The" if Role.GUARD in counts else "the"
     night = [
-        f"Night: the wolves name a target one after another: any living player, wolves included, or nobody. {wolf_tie}"
+        f"Night: {guard} wolves name a target one after another: any living player, wolves included, or nobody. {wolf_tie}"
     ]
     if Role.SEER in counts:
         night.append(
@@ -69,15 +78,58 @@ def _rules_en(options: BoardOptions) -> str:
         )
     if Role.HUNTER in counts:
         night.append("The hunter may shoot a living player when killed by wolves or exiled, not when poisoned.")
+    idiot = f"{_idiot_en(options)} " if Role.IDIOT in counts else ""
     return (
         f"Werewolf with {len(options.roles)} players: {roles}. Everyone but the werewolves is on the good side.\n"
         f"Wolves win when {win}. The good side wins when all wolves are dead; this is checked first. "
         f"A game undecided at the end of day {options.max_days} is a draw.\n"
         f"{' '.join(night)}\n"
-        f"Day: everyone speaks in turn, then all vote at once; abstaining is allowed. {own} {tie} "
+        f"Day: everyone speaks in turn, then all vote at once; abstaining is allowed. {own} {tie} {idiot}"
         "The first night's victim and exiled players have last words; poisoned and shot ones have none. "
         "Roles of the dead are not revealed."
     )
+
+
+def _gods(counts: Counter[Role]) -> list[str]:
+    return [role.value for role in Role if role in GODS and role in counts]
+
+
+def _all_dead_en(gods: list[str]) -> str:
+    if len(gods) == 1:
+        return f"the {gods[0]} is dead"
+    return f"{', '.join(gods[:-1])} and {gods[-1]} are {'both' if len(gods) == 2 else 'all'} dead"
+
+
+def _guard_en(options: BoardOptions, counts: Counter[Role]) -> str:
+    whom = "himself included" if options.guard_self else "but not himself"
+    again = "also the same one night after night" if options.guard_repeat else "never the same one two nights running"
+    text = f"the guard may protect one living player from the wolves, {whom}, {again}; poison still kills."
+    if Role.WITCH in counts:
+        text += (
+            " The witch is shown the attacked player all the same; one who is both protected and given the antidote "
+            f"{options.guard_and_save}."
+        )
+    return text
+
+
+def _idiot_en(options: BoardOptions) -> str:
+    after = {"immune": "nobody may vote for him", "exiled": "another vote against him exiles him"}[options.idiot_again]
+    return f"An idiot who is voted out reveals himself and lives on: he still speaks, votes no more, and {after}."
+
+
+def _guard_zh(options: BoardOptions, counts: Counter[Role]) -> str:
+    whom = "可以守自己" if options.guard_self else "不能守自己"
+    again = "可以连续两夜守同一人" if options.guard_repeat else "不能连续两夜守同一人"
+    text = f"守卫先选择守护一名存活玩家免受狼人袭击，{whom}，{again}，也可以空守；守护不能抵挡毒药。"
+    if Role.WITCH in counts:
+        end = "仍会死亡" if options.guard_and_save == "dies" else "可以存活"
+        text += f"女巫仍会得知谁被袭击；同时被守护和被救的玩家{end}。"
+    return text
+
+
+def _idiot_zh(options: BoardOptions) -> str:
+    after = {"immune": "也不能再被投票", "exiled": "再次被投票放逐则出局"}[options.idiot_again]
+    return f"白痴被投票放逐时翻牌，免于出局：之后仍可发言，不能投票，{after}。"
 
 
 def _plural(role: str) -> str:
@@ -87,14 +139,17 @@ def _plural(role: str) -> str:
 def _rules_zh(options: BoardOptions) -> str:
     counts = Counter(options.roles)
     roles = "、".join(f"{n} 名{_ROLES_ZH[role.value]}" for role, n in counts.items())
-    win = {"side_wiped": "所有村民死亡，或预言家、女巫、猎人全部死亡", "parity": "存活狼人数不少于其他存活玩家数"}
+    gods = [_ROLES_ZH[god] for god in _gods(counts)]
+    wiped = f"{'、'.join(gods)}{'全部' if len(gods) > 1 else ''}死亡"
+    win = {"side_wiped": f"所有村民死亡，或{wiped}", "parity": "存活狼人数不少于其他存活玩家数"}
     save = {"never": "女巫不能救自己。", "first_night": "女巫只能在第一夜救自己。", "always": "女巫可以救自己。"}
     tie = {
         "revote": "平票者再次发言，其余玩家在他们之中重新投票；再次平票则无人出局。",
         "nobody": "平票则无人出局。",
     }
     wolf_tie = {"seeded": "意见平票时在平票目标中随机选一人。", "none": "意见平票时当夜无人被袭击。"}
-    night = [f"夜晚：狼人依次选择目标，可以是任何存活玩家（包括狼人），也可以空刀。{wolf_tie[options.wolf_tie]}"]
+    guard = _guard_zh(options, counts) if Role.GUARD in counts else ""
+    night = [f"夜晚：{guard}狼人依次选择目标，可以是任何存活玩家（包括狼人），也可以空刀。{wolf_tie[options.wolf_tie]}"]
     if Role.SEER in counts:
         night.append("预言家查验一名其他存活玩家是好人还是狼人，不可重复查验。")
     if Role.WITCH in counts:
@@ -109,6 +164,7 @@ def _rules_zh(options: BoardOptions) -> str:
         f"第 {options.max_days} 天结束仍未分出胜负为平局。\n"
         f"{''.join(night)}\n"
         f"白天：依次发言，然后同时投票，可以弃票，{'可以' if options.self_vote else '不能'}投自己。{tie[options.day_tie]}"
+        f"{_idiot_zh(options) if Role.IDIOT in counts else ''}"
         "第一夜的死者和被放逐者有遗言，被毒死和被枪杀者没有。死者不公布身份。"
     )
 
@@ -120,6 +176,7 @@ _THINK_FIRST = {
 _END_WITH = {"en": "End with one line:", "zh": "最后单独一行："}
 _WHAT: dict[str, dict[str, tuple[str, str]]] = {
     "en": {
+        "protect": ("Whom do you protect?", '{"protect": "PlayerN" or null}'),
         "kill": ("Whom do you attack? Only your fellow wolves hear what you say.", '{"say": "...", "kill": "PlayerN" or null}'),
         "check": ("Whom do you check?", '{"check": "PlayerN" or null}'),
         "witch": ("What do you do?", '{"save": true or false, "poison": "PlayerN" or null}'),
@@ -130,6 +187,7 @@ _WHAT: dict[str, dict[str, tuple[str, str]]] = {
         "last_words": ("You are out of the game. Say your last words to all players.", '{"say": "what all players hear"}'),
     },
     "zh": {
+        "protect": ("你要守护谁？", '{"protect": "N号" 或 null}'),
         "kill": ("你们要袭击谁？你说的话只有狼同伴能听到。", '{"say": "……", "kill": "N号" 或 null}'),
         "check": ("你要查验谁？", '{"check": "N号" 或 null}'),
         "witch": ("你要怎么做？", '{"save": true 或 false, "poison": "N号" 或 null}'),
@@ -189,7 +247,7 @@ class Conversation:
 
     def _question(self, request: Request) -> str:
         en = self.language == "en"
-        night = request.kind in ("kill", "check", "witch")
+        night = request.kind in ("protect", "kill", "check", "witch")
         head = (
             (f"Night {request.day}." if night else f"Day {request.day}.")
             if en
@@ -225,6 +283,8 @@ class Conversation:
         if event.kind == "wolf_pick" and not mine:
             said = "" if not event.text else f' and says: "{words}"' if en else f"，并说：“{words}”"
             return f"Your fellow wolf {actor} picks {target}{said}" if en else f"狼同伴{actor}选择{target}{said}"
+        if event.kind == "guarded":
+            return f"You protect {target}." if en else f"你守护了{target}。"
         if event.kind == "wolf_target":
             return f"The wolves attack {target}." if en else f"狼队今晚袭击{target}。"
         if event.kind == "check":
@@ -253,6 +313,12 @@ class Conversation:
             return f"Tie between {names}; they speak again." if en else f"平票：{names}，他们再次发言。"
         if event.kind == "exile":
             return f"{target} is exiled." if en else f"{target}被放逐。"
+        if event.kind == "idiot":
+            return (
+                f"{actor} is voted out, reveals the idiot, and lives on without a vote."
+                if en
+                else f"{actor}被投票放逐，翻牌为白痴，免于出局，此后不能投票。"
+            )
         if event.kind == "no_exile":
             return "Nobody is exiled." if en else "无人被放逐。"
         return ""

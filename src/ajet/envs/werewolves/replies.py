@@ -24,6 +24,7 @@ MAX_SPEECH = 1200
 """Characters of a statement that others hear."""
 
 VERBS: dict[str, tuple[str, ...]] = {
+    "protect": ("protect", "guard", "守护", "守"),
     "kill": ("kill", "击杀", "杀", "刀"),
     "check": ("check", "查验", "验"),
     "vote": ("vote", "投票", "投"),
@@ -53,6 +54,7 @@ _NOBODY = frozenset(
         "弃权",
         "空",
         "空刀",
+        "空守",
         "无",
         "无人",
         "不",

@@ -26,8 +26,17 @@ class Statement:
 
 _NAME = r"(?:player\s*)?([1-9][0-9]?)\s*(?:号)?"
 _SEER = re.compile(r"\bI(?:'m| am) (?:the )?seer\b|我是预言家", re.I)
-_ROLE = re.compile(r"\bI(?:'m| am) (?:the |a )?(villager|witch|hunter)\b|我是(村民|平民|女巫|猎人)", re.I)
-_ROLE_NAMES = {"村民": "villager", "平民": "villager", "女巫": "witch", "猎人": "hunter"}
+_ROLE = re.compile(
+    r"\bI(?:'m| am) (?:the |a )?(villager|witch|hunter|guard|idiot)\b|我是(村民|平民|女巫|猎人|守卫|白痴)", re.I
+)
+_ROLE_NAMES = {
+    "村民": "villager",
+    "平民": "villager",
+    "女巫": "witch",
+    "猎人": "hunter",
+    "守卫": "guard",
+    "白痴": "idiot",
+}
 _SUSPECT = re.compile(rf"\b(?:suspect|vote for)\s+{_NAME}|(?:怀疑|投)\s*{_NAME}", re.I)
 _TRUST = re.compile(rf"\btrust\s+{_NAME}|(?:相信|信任)\s*{_NAME}", re.I)
 _CHECK = re.compile(rf"{_NAME}\s+is\s+(?:a\s+|the\s+)?(werewolf|wolf|good)|{_NAME}\s*是\s*(狼人|狼|好人)", re.I)

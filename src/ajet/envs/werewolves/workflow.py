@@ -17,14 +17,18 @@ from typing import Any, Literal
 
 from ajet.envs.loop import run_shared
 from ajet.envs.werewolves.board import Board
-from ajet.envs.werewolves.endpoint import POLICY_TIMEOUT_S, STATIC_TIMEOUT_S, Endpoint, gate_for
+from ajet.envs.werewolves.breaker import breaker_for
+from ajet.envs.werewolves.endpoint import POLICY_TIMEOUT_S, STATIC_TIMEOUT_S, Endpoint
 from ajet.envs.werewolves.engine import Game
 from ajet.envs.werewolves.full import Conversation, Language
+from ajet.envs.werewolves.limits import gate_for, limiter_for
 from ajet.envs.werewolves.metrics import measure, shares
 from ajet.envs.werewolves.play import Player, play_game
 from ajet.envs.werewolves.players import Compact, ModelPlayer, Scripted, Style
-from ajet.envs.werewolves.rules import BoardOptions, Role, side_of
-from ajet.envs.werewolves.scripted import ScriptedPlayer, Strength
+from ajet.envs.werewolves.presets import BoardConfig, board_options
+from ajet.envs.werewolves.rules import Role, side_of
+from ajet.envs.werewolves.strengths import STRENGTHS, Strength, scripted_player
+from ajet.envs.werewolves.usage import Prices
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task, Workflow, WorkflowOutput, WorkflowTask
@@ -44,7 +48,8 @@ class ExampleWerewolves(Workflow):
         big_external_opponent_llm_name, big_external_opponent_llm_url: a static model for the other roles, on any
             OpenAI-compatible endpoint. Without a URL they are scripted players.
         big_external_opponent_llm_api_key: its key; else ``AJET_OPPONENT_API_KEY`` or ``OPENAI_API_KEY``.
-        options: the board.
+        options: the board: a preset's name, counts of roles, or options with either under ``board``; see
+            :func:`~ajet.envs.werewolves.presets.board_options`. A job file keeps them under ``env.werewolves``.
         prompt_style: ``compact`` for models that were taught it, ``full`` for real ones; ``auto`` goes by the name.
         compact_models: beginnings of names of models that ``auto`` asks by compact prompts.
         live: with targets on both sides: ``alternate`` lets the wolves be live in every third deal and the good targets
@@ -58,6 +63,9 @@ class ExampleWerewolves(Workflow):
         format_penalty: largest loss of reward for replies that could not be used.
         external_budget_s: how long a failing static endpoint is retried before the game is void.
         external_concurrency: calls to the static endpoint at once, over the whole process.
+        external_requests_per_min, external_tokens_per_min: bounds on them in any minute, over the whole process.
+        external_breaker_failures: so many failures in a row make the process leave the static endpoint alone for a while.
+        external_prices: per million tokens, such as ``{"input": 0.15, "output": 0.6}``: adds ``static/cost``.
         frozen_opponents: models that the swarm server serves beside the policy and never trains: ``frozen`` (the initial
             weights), ``frozen:<name>`` (one of ``model.frozen``, or a checkpoint of the same run as ``step_000010``).
             One name for all roles that are not live, or a dict by role; roles it leaves out are scripted.
@@ -73,7 +81,7 @@ class ExampleWerewolves(Workflow):
         big_external_opponent_llm_url: str | None = None,
         big_external_opponent_llm_api_key: str | None = None,
         *,
-        options: BoardOptions | None = None,
+        options: BoardConfig = None,
         prompt_style: Literal["auto", "compact", "full"] = "auto",
         language: Language = "en",
         live: Literal["alternate", "both"] = "alternate",
@@ -84,11 +92,15 @@ class ExampleWerewolves(Workflow):
         external_budget_s: float = 600.0,
         external_timeout_s: float = STATIC_TIMEOUT_S,
         external_concurrency: int = 64,
+        external_requests_per_min: int | None = None,
+        external_tokens_per_min: int | None = None,
+        external_breaker_failures: int = 10,
+        external_prices: Prices | Mapping[str, float] | None = None,
         policy_budget_s: float = 900.0,
         frozen_opponents: str | Mapping[str, str] | None = None,
         compact_models: tuple[str, ...] = (COMPACT_MODELS,),
     ) -> None:
-        self.options = options or BoardOptions()
+        self.options = board_options(options)
         if isinstance(trainable_targets, str):
             trainable_targets = [trainable_targets]
         trainable_targets = trainable_targets or ()
@@ -104,7 +116,7 @@ class ExampleWerewolves(Workflow):
             ("live", live, ("alternate", "both")),
             ("group_draws", group_draws, ("common", "own")),
             ("language", language, ("en", "zh")),
-            ("opponents", opponents, ("easy", "normal", "hard")),
+            ("opponents", opponents, tuple(STRENGTHS)),
         ):
             if value not in allowed:
                 raise ConfigError(f"{name} is one of {', '.join(allowed)}; not {value!r}.", param=name)
@@ -121,6 +133,14 @@ class ExampleWerewolves(Workflow):
                 "Give the other roles either frozen_opponents or a static model (big_external_opponent_llm_url), not both.",
                 param="frozen_opponents",
             )
+        for name, bound in (
+            ("external_concurrency", external_concurrency),
+            ("external_requests_per_min", external_requests_per_min),
+            ("external_tokens_per_min", external_tokens_per_min),
+            ("external_breaker_failures", external_breaker_failures),
+        ):
+            if bound is not None and (not isinstance(bound, int) or isinstance(bound, bool) or bound < 1):
+                raise ConfigError(f"{name} is a whole number of at least 1; not {bound!r}.", param=name)
         self.targets = tuple(Role(t) for t in dict.fromkeys(trainable_targets))
         self.external_name, self.external_url = big_external_opponent_llm_name, big_external_opponent_llm_url
         self._external_key = big_external_opponent_llm_api_key or next(
@@ -133,6 +153,10 @@ class ExampleWerewolves(Workflow):
         self.temperature, self.format_penalty = temperature, format_penalty
         self.external_budget_s, self.external_timeout_s = external_budget_s, external_timeout_s
         self.external_concurrency, self.policy_budget_s = external_concurrency, policy_budget_s
+        self.external_requests_per_min = external_requests_per_min
+        self.external_tokens_per_min = external_tokens_per_min
+        self.external_breaker_failures = external_breaker_failures
+        self.external_prices = Prices.of(external_prices)
 
     # ── what a task decides ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -160,6 +184,16 @@ class ExampleWerewolves(Workflow):
     def _compact(self, model: str) -> bool:
         """Whether a model is asked by compact prompts."""
         return self.prompt_style == "compact" or (self.prompt_style == "auto" and model.startswith(self.compact_models))
+
+    def _static(self, rng: random.Random) -> Endpoint:
+        """The static endpoint as one game uses it; what protects it is the whole process's."""
+        url, model = self.external_url or "", self.external_name or ""
+        return Endpoint(
+            url, model, self.external_budget_s, self.external_timeout_s, rng=rng, name="static",
+            gate=gate_for(url, self.external_concurrency),
+            limiter=limiter_for(url, model, self.external_requests_per_min, self.external_tokens_per_min),
+            breaker=breaker_for(url, model, self.external_breaker_failures), prices=self.external_prices,
+        )  # fmt: skip
 
     # ── playing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -194,13 +228,7 @@ class ExampleWerewolves(Workflow):
             )
             external: Endpoint | None = None
             if self.external_url:
-                gate = gate_for(self.external_url, self.external_concurrency)
-                external = await stack.enter_async_context(
-                    Endpoint(
-                        self.external_url, self.external_name or "", self.external_budget_s, self.external_timeout_s,
-                        gate=gate, rng=jitter, name="static",
-                    )
-                )  # fmt: skip
+                external = await stack.enter_async_context(self._static(jitter))
             frozen: dict[str, Endpoint] = {}
             for name in sorted(set(self.frozen_opponents.values())):
                 frozen[name] = await stack.enter_async_context(
@@ -233,7 +261,7 @@ class ExampleWerewolves(Workflow):
                     asked = style(seat, external.model)
                     players[seat] = ModelPlayer(asked, external, self._external_key, rng=own)
                 else:
-                    players[seat] = Scripted(ScriptedPlayer(game, board, seat, own, self.opponents))
+                    players[seat] = Scripted(scripted_player(game, board, seat, own, self.opponents))
             game.one_call = frozenset(one_call)
             await play_game(game, players)
         output = self._output(game, models, policy, external, players)
@@ -303,10 +331,9 @@ def _static_metrics(external: Endpoint, players: Mapping[int, Player]) -> dict[s
     total = sum((p.outcomes for p in static), Counter[str]())
     seconds, calls = external.traffic.seconds, max(1, len(external.traffic.seconds))
     return {
-        "static/retries": float(external.retries),
+        **external.metrics(),
         "static/rate_limited": float(external.traffic.rate_limited),
         "static/fallback": total["fallback"] / max(1, sum(total.values())),
-        "static/calls": float(len(seconds)),
         "static/truncated": external.traffic.truncated / calls,
         "static/latency_s": sum(seconds) / calls,
         "static/latency_max_s": max(seconds, default=0.0),
