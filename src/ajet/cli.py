@@ -97,7 +97,8 @@ def eval_werewolves(
         str, typer.Option(help="Who plays the other roles: scripted, frozen:CHECKPOINT, or an OpenAI-compatible URL.")
     ] = "scripted",
     games: Annotated[
-        int, typer.Option(help="Games a role (with --elo: a pairing). Multiples of 9 seat every role everywhere.", min=1)
+        int,
+        typer.Option(help="Games a role (with --elo: a pairing). Multiples of 9 seat every role everywhere.", min=1),
     ] = 90,
     roles: Annotated[
         str, typer.Option(help="Roles that the policy plays, one at a time, comma-separated; default: all.")

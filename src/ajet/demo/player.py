@@ -89,7 +89,8 @@ def follow_curve(client: SwarmClient, targets: list[str], folder: Path, total: i
                 return
             status = client.get_status(wait_step=step, wait_s=30)
         won = {
-            r: sum(wins(r, play_deals(client, r, CURVE_DEALS, max_parallel=16, first_deal=CURVE_FIRST))) for r in targets
+            r: sum(wins(r, play_deals(client, r, CURVE_DEALS, max_parallel=16, first_deal=CURVE_FIRST)))
+            for r in targets
         }
         lines.append(json.dumps({"step": status["step"], "wins": won, "games": CURVE_DEALS}))
         write(path, "".join(f"{line}\n" for line in lines), say_waiting)

@@ -50,7 +50,9 @@ def candidate(text: str) -> Candidate:
     path = Path(text).expanduser()
     if text == BUILTIN_MODEL:
         shipped = resources.files("ajet.envs.werewolves") / "werewolves.yaml"
-        return Candidate(model_dir(text), text, job=AjetConfig.model_validate(yaml.safe_load(shipped.read_text())["ajet"]))
+        return Candidate(
+            model_dir(text), text, job=AjetConfig.model_validate(yaml.safe_load(shipped.read_text())["ajet"])
+        )
     if (path / "config.json").is_file():
         fault = CheckpointStore(path.parent).fault(path) if (path / MANIFEST).exists() else None
         if fault is not None:

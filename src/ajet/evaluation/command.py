@@ -74,7 +74,7 @@ def evaluate(policy: str, against: str | None, opponents: str, options: Options)
         sides = [
             Side(
                 (role,), served.models[key],
-                {other: served.models["opponents"] for other in everybody - {role}} if "opponents" in candidates else {},
+                dict.fromkeys(everybody - {role}, served.models["opponents"]) if "opponents" in candidates else {},
             )
             for role in roles for key in policies
         ]  # fmt: skip

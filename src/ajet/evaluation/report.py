@@ -68,7 +68,9 @@ def print_report(console: Console, tree: Mapping[str, Any]) -> None:
     """Tables of an evaluation."""
     policies = tree["policies"]
     for key, policy in policies.items():
-        console.print(f"{key:9} {policy['path']}" + (f"  (step {policy['step']})" if policy["step"] is not None else ""))
+        console.print(
+            f"{key:9} {policy['path']}" + (f"  (step {policy['step']})" if policy["step"] is not None else "")
+        )
     console.print(f"opponents {tree['opponents']}; {tree['games']} games a role, {tree['void']} void, 95% intervals")
     for role, metrics in tree["roles"].items():
         table = Table(title=f"{role} on the policy", title_justify="left", title_style="bold")

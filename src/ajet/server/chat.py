@@ -252,9 +252,7 @@ async def _sample(
         model = backbone_model(request.model, experiment) if request.frozen else POLICY
         reply = Reply(index)
         watcher = Watcher(renderer, request, on_text) if request.stop or on_text else None
-        stream = backbone.generate(
-            ids, sampling, session=session, model=model, stream=watcher is not None
-        )
+        stream = backbone.generate(ids, sampling, session=session, model=model, stream=watcher is not None)
         try:
             async for chunk in stream:
                 if watcher is None:

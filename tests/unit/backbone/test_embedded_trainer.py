@@ -433,7 +433,11 @@ def test_a_frozen_model_that_is_none_or_another_one_is_named_and_stops_nothing(q
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"not this")
     other = tiny.save_qwen2(tmp_path / "other")
     (other / "tokenizer.json").write_text('{"another": "tokenizer"}')
-    for directory, words in ((tmp_path, "config.json"), (tmp_path / "broken", "cannot be loaded"), (other, "another tokenizer")):
+    for directory, words in (
+        (tmp_path, "config.json"),
+        (tmp_path / "broken", "cannot be loaded"),
+        (other, "another tokenizer"),
+    ):
         with pytest.raises(ConfigError, match=words):
             engine.submit(1, tiny.prompt(3, 12), Sampling(), f"frozen:{directory}", False)
     assert reply(engine, tiny.prompt(3, 12), "policy", max_tokens=4).logprobs

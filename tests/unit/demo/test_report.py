@@ -38,7 +38,9 @@ def test_the_summary_has_what_the_readme_promises(tmp_path: Path):
 
 
 def evaluated(folder: Path, which: str, kills: list[tuple[float, float]], wins: list[float]) -> None:
-    games = [{"werewolf/teammate_kill": kill, "werewolf/win": (won, 1.0)} for kill, won in zip(kills, wins, strict=True)]
+    games = [
+        {"werewolf/teammate_kill": kill, "werewolf/win": (won, 1.0)} for kill, won in zip(kills, wins, strict=True)
+    ]
     tree = {"seconds": 1.0, "results": {"werewolf": wins}, "measures": {"werewolf": games}}
     (folder / f"eval_{which}.json").write_text(json.dumps(tree))
 
@@ -47,7 +49,11 @@ def test_the_summary_says_which_behaviour_changed_with_intervals(tmp_path: Path)
     evaluated(tmp_path, "initial", [(3, 6), (2, 4), (1, 2), (2, 4)], [0.0, 0.0, 1.0, 0.0])
     evaluated(tmp_path, "final", [(0, 6), (1, 5), (0, 3), (0, 2)], [1.0, 0.0, 1.0, 1.0])
     steps = history(3)
-    steps[0] |= {"reward/werewolf/mean": 0.3, "advantage/werewolf/mean": 0.0, "advantage/werewolf/zero_group_share": 0.5}
+    steps[0] |= {
+        "reward/werewolf/mean": 0.3,
+        "advantage/werewolf/mean": 0.0,
+        "advantage/werewolf/zero_group_share": 0.5,
+    }
     summary = build_summary(tmp_path, steps, seed=0, targets=["werewolf"], wall_seconds=1.0, drops={})
     found = summary["behaviour"]["werewolf"]["teammate_kill"]
     assert found["initial"]["value"] == pytest.approx(8 / 16)

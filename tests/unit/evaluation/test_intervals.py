@@ -88,9 +88,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
         for _ in range(40):
             p, q = rng.betavariate(2, 3), rng.betavariate(3, 3)
             n = rng.randint(1, 5)
-            games.append(
-                ((sum(rng.random() < p for _ in range(n)), n), (sum(rng.random() < q for _ in range(n)), n))
-            )
+            games.append(((sum(rng.random() < p for _ in range(n)), n), (sum(rng.random() < q for _ in range(n)), n)))
         before, after = [a for a, _ in games], [b for _, b in games]
         share, change = estimate(before), difference(before, after)
         hit_share += share.low <= 0.4 <= share.high
@@ -127,7 +125,9 @@ def test_four_hundred_points_are_odds_of_ten_to_one():
 
 def test_a_checkpoint_that_always_won_is_finite_and_more_games_narrow_the_interval():
     def sweep(games):
-        return rate([Played(i, j, float(i == 1) * games if i != j else games / 2, games) for i in (0, 1) for j in (0, 1)], 2)
+        return rate(
+            [Played(i, j, float(i == 1) * games if i != j else games / 2, games) for i in (0, 1) for j in (0, 1)], 2
+        )
 
     few, many = sweep(10)[1], sweep(200)[1]
     assert 0 < few.elo < many.elo < 2000

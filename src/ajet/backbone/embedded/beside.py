@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from ajet.backbone.embedded.net import Net, load_net
 from ajet.backbone.embedded.sampler import Sampler
-from ajet.backbone.protocol import FROZEN, Chunk
+from ajet.backbone.protocol import FROZEN
 from ajet.schema.errors import ConfigError
 
 MOST = 12

@@ -34,6 +34,7 @@ from ajet.envs.werewolves.leaks import leak
 from ajet.envs.werewolves.rules import Role, side_of
 from ajet.envs.werewolves.speech import understand
 
+
 class Tally(NamedTuple):
     """A sum over ``n`` things counted."""
 
@@ -46,10 +47,14 @@ class Asked(Protocol):
 
     outcomes: Counter[str]
     calls: int
-    truncated: int
+
+    @property
+    def truncated(self) -> int: ...
 
 
-def measure(game: Game, seats: Iterable[int] | None = None, asked: Mapping[int, Asked] | None = None) -> dict[str, Tally]:
+def measure(
+    game: Game, seats: Iterable[int] | None = None, asked: Mapping[int, Asked] | None = None
+) -> dict[str, Tally]:
     """Numbers of a finished game.
 
     Args:

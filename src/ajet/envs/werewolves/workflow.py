@@ -282,7 +282,7 @@ class ExampleWerewolves(Workflow):
 
 def _by_role(frozen: str | Mapping[str, str] | None, roles: Sequence[str]) -> dict[str, str]:
     """Role → model name. Raises ConfigError for what is neither."""
-    found = {role: frozen for role in roles} if isinstance(frozen, str) else dict(frozen or {})
+    found = dict.fromkeys(roles, frozen) if isinstance(frozen, str) else dict(frozen or {})
     wrong = sorted({*(r for r in found if r not in roles), *(n for n in found.values() if n.split(":")[0] != "frozen")})
     if wrong:
         raise ConfigError(
