@@ -17,22 +17,22 @@ SHOWN: dict[str, tuple[tuple[str, str], ...]] = {
         ("claimer_kill", "attacks on a seer claimant"),
         ("kill_agreement", "agreement on the attack"),
         ("teammate_vote", "votes against a teammate"),
-        ("seer_claim", "speeches that claim to be the seer"),
-        ("gave_teammate_away", "speeches that give a teammate away"),
-        ("fallback", "replies that could not be used"),
+        ("seer_claim", "speeches claiming to be seer"),
+        ("gave_teammate_away", "speeches betraying a teammate"),
+        ("fallback", "unusable replies"),
     ),
     "seer": (
-        ("claim", "games in which she reveals herself"),
-        ("report", "speeches that report a true check"),
-        ("false_report", "speeches that report a false one"),
+        ("claim", "games with a seer reveal"),
+        ("report", "speeches with a true check"),
+        ("false_report", "speeches with a false check"),
         ("known_wolf_vote", "votes for a wolf she knows"),
         ("hit", "checks that find a wolf"),
         ("survival", "alive at the end"),
-        ("fallback", "replies that could not be used"),
+        ("fallback", "unusable replies"),
     ),
-    "witch": (("poison_precision", "poisoned players who were wolves"), ("save_good", "saved players who were good")),
-    "hunter": (("shot_precision", "shot players who were wolves"), ("vote_accuracy", "votes for a wolf")),
-    "villager": (("vote_accuracy", "votes for a wolf"), ("wolf_exile_vote", "voted for a wolf that was exiled")),
+    "witch": (("poison_precision", "poisoned were wolves"), ("save_good", "saved were good")),
+    "hunter": (("shot_precision", "shot were wolves"), ("vote_accuracy", "votes for a wolf")),
+    "villager": (("vote_accuracy", "votes for a wolf"), ("wolf_exile_vote", "voted for the exiled wolf")),
 }
 """Role → metric and how it reads, most telling first."""
 
@@ -71,15 +71,15 @@ def table(summary: Mapping[str, Any]) -> Table:
     """What changed; a star marks an interval that leaves zero out."""
     shown = Table(title="What training changed (held-out deals; * the interval leaves zero out)", title_justify="left")
     shown.add_column("role")
-    shown.add_column("behaviour")
-    for label in ("initial", "final", "difference", "95% interval", ""):
-        shown.add_column(label, justify="right")
+    shown.add_column("behaviour", no_wrap=True)
+    for label in ("before", "after", "change, 95% interval", ""):
+        shown.add_column(label, justify="right", no_wrap=True)
     for role, words, found in rows(summary):
         a, b, d = found["initial"], found["final"], found["difference"]
         known = d["low"] is not None
         shown.add_row(
-            role, words, f"{a['value']:.3f}", f"{b['value']:.3f}", f"{d['value']:+.3f}",
-            f"{d['low']:+.3f} … {d['high']:+.3f}" if known else "-",
+            role, words, f"{a['value']:.3f}", f"{b['value']:.3f}",
+            f"{d['value']:+.2f}" + (f" ({d['low']:+.2f} … {d['high']:+.2f})" if known else ""),
             "*" if known and d["low"] * d["high"] > 0 else "",
         )  # fmt: skip
     return shown

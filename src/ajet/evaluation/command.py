@@ -50,7 +50,7 @@ def evaluate(policy: str, against: str | None, opponents: str, options: Options)
     Raises:
         ConfigError: something that was named does not exist, or does not go together.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     setting = _setting(options)
     roles = known_roles(options.roles, setting.options)
     candidates = {"policy": candidate(policy)}
@@ -110,7 +110,7 @@ def rate_run(run: str, options: Options, most: int) -> dict[str, Any]:
     Raises:
         ConfigError: ``run`` is no run with checkpoints, or the roles are of one side.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     setting = _setting(options)
     roles = known_roles(options.roles or f"{Role.WEREWOLF.value},{Role.SEER.value}", setting.options)
     good = tuple(role for role in roles if role != Role.WEREWOLF.value)
@@ -140,7 +140,7 @@ def rate_run(run: str, options: Options, most: int) -> dict[str, Any]:
     for (i, j), s in zip(pairs, series, strict=True):
         won = sum(t for t, _ in s.units("werewolf/win")) + 0.5 * sum(t for t, _ in s.units("werewolf/draw"))
         played.append(Played(i, j, won, options.games - s.void))
-    labels = [c.label if c.step != 0 else "initial" for c in found]
+    labels = [c.path.name if c.step != 0 else "initial" for c in found]
     tree = {
         "run": run,
         "good": "+".join(good),

@@ -74,11 +74,11 @@ def print_report(console: Console, tree: Mapping[str, Any]) -> None:
     console.print(f"opponents {tree['opponents']}; {tree['games']} games a role, {tree['void']} void, 95% intervals")
     for role, metrics in tree["roles"].items():
         table = Table(title=f"{role} on the policy", title_justify="left", title_style="bold")
-        table.add_column("")
+        table.add_column("", no_wrap=True)
         for key in policies:
             table.add_column(key, justify="right", no_wrap=True)
         if len(policies) == 2:
-            table.add_column("against - policy, same deals", justify="right", no_wrap=True)
+            table.add_column("difference, paired", justify="right", no_wrap=True)
         for name, found in metrics.items():
             digits = 1 if name.split("/")[-1] in PLAIN else 3
             cells = [_cell(found[key], digits) for key in policies]
@@ -98,6 +98,7 @@ def _cell(found: Mapping[str, Any] | None, digits: int, signed: bool = False) ->
     value = f"{found['value']:{sign}.{digits}f}"
     if found["low"] is None:
         return value
+    digits = min(digits, 2)
     return f"{value} [{found['low']:{sign}.{digits}f}, {found['high']:{sign}.{digits}f}]"
 
 
