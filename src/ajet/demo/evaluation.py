@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from ajet.client import SwarmClient
+from ajet.envs.werewolves.recording import ReplayFolder
 from ajet.envs.werewolves.workflow import ExampleWerewolves
 from ajet.schema.errors import AjetError
 from ajet.schema.task import Task, WorkflowTask
@@ -45,10 +46,11 @@ def play_deals(
     max_parallel: int,
     on_game: Callable[[int], None] = lambda done: None,
     first_deal: int = 0,
+    record: ReplayFolder | None = None,
 ) -> list[float]:
     """Play held-out deals ``first_deal … first_deal + games - 1`` with ``role`` on the policy, everyone else scripted.
 
-    Temperature 1; a deal's scripted players draw the same for every policy.
+    Temperature 1; a deal's scripted players draw the same for every policy. The first ``record.keep`` deals leave replays.
 
     Returns:
         One number per deal: 1 where the role's side won, else 0 (a draw is not a win).
@@ -56,9 +58,12 @@ def play_deals(
     Raises:
         AjetError: a deal could not be played in :data:`MAX_TRIES` tries.
     """
-    workflow = ExampleWerewolves(trainable_targets=[role], temperature=1.0)
+    plain = ExampleWerewolves(trainable_targets=[role], temperature=1.0)
+    recorded = ExampleWerewolves(trainable_targets=[role], temperature=1.0, record=record)
+    kept = record.keep if record is not None else 0
 
     def one(deal: int) -> float:
+        workflow = recorded if deal < first_deal + kept else plain
         task = Task(task_id=f"eval-{role}-{deal}", metadata={"split": "eval", "random_number": deal, "paired": True})
         for tries_left in reversed(range(MAX_TRIES)):
             try:

@@ -19,6 +19,7 @@ from ajet.client import SwarmClient
 from ajet.copilot.job import AgentJetJob
 from ajet.demo.evaluation import play_deals
 from ajet.demo.files import write
+from ajet.demo.replays import evaluation_replays, join_replays, training_replays
 from ajet.envs.werewolves.workflow import ExampleWerewolves
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_reader import RouterTaskReader
@@ -61,7 +62,7 @@ def evaluate(client: SwarmClient, roles: list[str], folder: Path, which: str, ga
                 last[0] = time.monotonic()
                 say(phase=f"eval_{which}", done=offset + done, total=games * len(roles))
 
-        result[role] = play_deals(client, role, games, max_parallel=parallel, on_game=progress)
+        result[role] = play_deals(client, role, games, max_parallel=parallel, on_game=progress, record=evaluation_replays(folder, which, role))
     write(path, json.dumps({"seconds": time.monotonic() - started, "results": result}), say_waiting)
 
 
@@ -92,10 +93,10 @@ def follow_curve(client: SwarmClient, targets: list[str], folder: Path, total: i
 
 
 def train(
-    client: SwarmClient, job: AgentJetJob, targets: list[str], live: Literal["alternate", "both"], seed: int
+    client: SwarmClient, job: AgentJetJob, targets: list[str], live: Literal["alternate", "both"], seed: int, folder: Path
 ) -> None:
     """Play training games until the server says that training is finished."""
-    workflow = ExampleWerewolves(trainable_targets=targets, live=live)
+    workflow = ExampleWerewolves(trainable_targets=targets, live=live, record=training_replays(folder))
 
     def rollout(task: Task) -> None:
         with client.episode(task) as episode:
@@ -140,12 +141,13 @@ def main(argv: list[str] | None = None) -> int:
         total = job.config.trainer_common.total_training_steps
         curve = threading.Thread(target=follow_curve, args=(client, targets, args.folder, total, stop), daemon=True)
         curve.start()
-    train(client, job, targets, args.live, args.seed)
+    train(client, job, targets, args.live, args.seed, args.folder)
     if curve is not None:
         stop.set()
         curve.join()
     if args.eval_games:
         evaluate(client, targets, args.folder, "final", args.eval_games, job.max_env_worker)
+    join_replays(client, args.folder)
     say(phase="done")
     return 0
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ajet.demo.evaluation import paired_difference
 from ajet.demo.player import CURVE
+from ajet.demo.replays import list_replays
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -63,6 +64,7 @@ def build_summary(
         "sampled_tokens": int(sum(row.get("tokens/sampled", 0) for row in history)),
         "trained_tokens": int(sum(row.get("tokens/trained", 0) for row in history)),
         "dropped": drops,
+        "replays": list_replays(folder),
     }
 
 
@@ -107,6 +109,8 @@ def print_report(summary: dict[str, Any], folder: Path, picture: Path | None, ch
     if picture:
         console.print(f"curve       {picture}")
     console.print(f"summary     {folder / 'summary.json'}")
+    for which, paths in summary["replays"].items():
+        console.print(f"replays     {len(paths)} {which}: ajet-swarm replay {folder / paths[-1]}", soft_wrap=True)
     if checkpoint:
         console.print(f"checkpoint  {checkpoint}")
 

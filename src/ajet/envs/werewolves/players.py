@@ -14,6 +14,7 @@ from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.compact import compact_prompt, parse_compact
 from ajet.envs.werewolves.endpoint import Endpoint
 from ajet.envs.werewolves.engine import Action, Game, Request
+from ajet.envs.werewolves.recording import Record
 from ajet.envs.werewolves.replies import ParsedReply, fallback
 from ajet.envs.werewolves.scripted import ScriptedPlayer
 from ajet.schema.errors import ConfigError, ContextLengthExceeded
@@ -87,6 +88,7 @@ class ModelPlayer:
         api_key: says to the endpoint who is speaking.
         temperature: sent with each call, or left to the endpoint.
         rng: chooses where a fallback must name somebody.
+        record: told of each prompt and reply, for a replay.
 
     Attributes:
         outcomes: decisions by :data:`Outcome`: read at once, after a repair turn, or not at all.
@@ -94,10 +96,18 @@ class ModelPlayer:
     """
 
     def __init__(
-        self, style: Style, endpoint: Endpoint, api_key: str, *, temperature: float | None = None, rng: random.Random
+        self,
+        style: Style,
+        endpoint: Endpoint,
+        api_key: str,
+        *,
+        temperature: float | None = None,
+        rng: random.Random,
+        record: Record | None = None,
     ) -> None:
         self.style, self.endpoint = style, endpoint
         self._api_key, self._temperature, self._rng = api_key, temperature, rng
+        self._record = record
         self.outcomes: Counter[str] = Counter()
         self.calls = 0
 
@@ -123,10 +133,17 @@ class ModelPlayer:
     async def _decide(self, request: Request) -> tuple[Action | None, Outcome]:
         messages = self.style.messages(request)
         for attempt in range(1 + self.style.repairs):
-            reply = await self.endpoint.chat(messages, self._api_key, self._temperature)
+            try:
+                reply = await self.endpoint.chat(messages, self._api_key, self._temperature)
+            except ContextLengthExceeded as error:
+                if self._record is not None:
+                    self._record(request, messages, None, ParsedReply(None, str(error)))
+                raise
             self.calls += 1
             self.style.remember(reply)
             parsed = self.style.parse(reply["content"], request)
+            if self._record is not None:
+                self._record(request, messages, reply, parsed)
             if parsed.action is not None:
                 return parsed.action, "repaired" if attempt else "valid"
             if attempt < self.style.repairs:

@@ -256,3 +256,26 @@ def fallback(request: Request, rng: random.Random) -> Action:
     if request.kind in ("speak", "last_words") or request.may_pass or not request.legal:
         return Action()
     return Action(rng.choice(request.legal))
+
+
+def private_words(text: str, request: Request, say: str) -> str:
+    """What of a reply is nobody else's: its reasoning, and its words but for the statement and the machine-readable part.
+
+    Args:
+        say: the public statement that was read from it.
+    """
+    spoken = without_reasoning(text)
+    if spoken is None:
+        return text.strip()
+    thoughts = re.findall(r"(?:^|<think>)((?:(?!</?think>).)*)</think>", text, flags=re.I | re.S)
+    if request.kind in ("speak", "last_words"):
+        machine = [f for f in _objects(spoken) if any(k in f.fields for k in _SAY)]
+    else:
+        machine = _candidates(spoken, request)
+    if machine:
+        spoken = spoken[: machine[-1].start] + spoken[machine[-1].end :]
+    place = spoken.rfind(say) if say else -1
+    if place >= 0:
+        spoken = spoken[:place] + spoken[place + len(say) :]
+    spoken = re.sub(r"```\w*", "", _MARKER.sub("", spoken))
+    return "\n".join(part for part in (*(t.strip() for t in thoughts), spoken.strip()) if part)

@@ -17,11 +17,13 @@ from typing import Any, Literal
 
 from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.endpoint import POLICY_TIMEOUT_S, STATIC_TIMEOUT_S, Endpoint, gate_for
-from ajet.envs.werewolves.engine import Game
+from ajet.envs.werewolves.engine import Action, Game, Request
 from ajet.envs.werewolves.full import Conversation, Language
 from ajet.envs.werewolves.habits import Habits
 from ajet.envs.werewolves.play import Player, play_game
 from ajet.envs.werewolves.players import Compact, ModelPlayer, Scripted, Style
+from ajet.envs.werewolves.recording import GameRecorder, ReplayFolder
+from ajet.envs.werewolves.replay import EpisodeRef
 from ajet.envs.werewolves.rules import BoardOptions, Role, side_of
 from ajet.envs.werewolves.scripted import ScriptedPlayer, Strength
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
@@ -56,6 +58,7 @@ class ExampleWerewolves(Workflow):
         format_penalty: largest loss of reward for replies that could not be used.
         external_budget_s: how long a failing static endpoint is retried before the game is void.
         external_concurrency: calls to the static endpoint at once, over the whole process.
+        record: where replays of some games are kept; a disk that refuses them never touches a game.
 
     Raises:
         ConfigError: an unknown role, or an option that does not exist.
@@ -80,6 +83,7 @@ class ExampleWerewolves(Workflow):
         external_timeout_s: float = STATIC_TIMEOUT_S,
         external_concurrency: int = 64,
         policy_budget_s: float = 900.0,
+        record: ReplayFolder | None = None,
     ) -> None:
         self.options = options or BoardOptions()
         if isinstance(trainable_targets, str):
@@ -119,6 +123,7 @@ class ExampleWerewolves(Workflow):
         self.temperature, self.format_penalty = temperature, format_penalty
         self.external_budget_s, self.external_timeout_s = external_budget_s, external_timeout_s
         self.external_concurrency, self.policy_budget_s = external_concurrency, policy_budget_s
+        self.record = record
 
     # ── what a task decides ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,6 +171,10 @@ class ExampleWerewolves(Workflow):
         live_roles = self.live_roles(task)
         live = frozenset(i for i, role in enumerate(game.roles) if role in live_roles)
         habits = Habits(board, live)
+        recorder = None
+        if self.record is not None and self.record.wants(task, self.deal_number(task)):
+            recorder = GameRecorder(game, self.language)
+        record = recorder.exchange if recorder is not None else None
         async with AsyncExitStack() as stack:
             policy = await stack.enter_async_context(
                 Endpoint(
@@ -196,16 +205,38 @@ class ExampleWerewolves(Workflow):
                 if seat in live:
                     key = api.for_agent(f"Player{seat + 1}", role.value).api_key
                     asked = style(seat, api.model)
-                    models[seat] = ModelPlayer(asked, policy, key, temperature=self.temperature, rng=own)
+                    models[seat] = ModelPlayer(
+                        asked, policy, key, temperature=self.temperature, rng=own, record=record
+                    )
                     players[seat] = models[seat]
                 elif external is not None:
                     asked = style(seat, external.model)
-                    players[seat] = ModelPlayer(asked, external, self._external_key, rng=own)
+                    players[seat] = ModelPlayer(asked, external, self._external_key, rng=own, record=record)
                 else:
                     players[seat] = Scripted(ScriptedPlayer(game, board, seat, own, self.opponents))
             game.one_call = frozenset(one_call)
-            await play_game(game, players, habits.watch)
-        return self._output(game, models, habits, policy, external, players)
+
+            def watch(game: Game, request: Request, action: Action) -> None:
+                habits.watch(game, request, action)
+                if recorder is not None:
+                    recorder.watch(game, request, action)
+
+            await play_game(game, players, watch)
+        output = self._output(game, models, habits, policy, external, players)
+        if recorder is not None and self.record is not None:
+            for seat in players:
+                if seat in live:
+                    recorder.sits(seat, "policy", api.model)
+                elif external is not None:
+                    recorder.sits(seat, "static", external.model)
+            kept = recorder
+            where = EpisodeRef(
+                episode_id=workflow_task.episode_uuid or api.episode_uuid, task_id=task.task_id, label=self.record.label,
+                kind="eval" if task.metadata.get("split") == "eval" else "train",
+            )  # fmt: skip
+            reward = output.reward if isinstance(output.reward, dict) else None
+            await self.record.keep_replay(lambda: kept.replay(where, draws, reward))
+        return output
 
     def _output(
         self,
