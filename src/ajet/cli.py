@@ -1,4 +1,4 @@
-"""``ajet-swarm``: start, demo, status, overwatch, stop, doctor, replay-journal, inspect. Each command imports what it needs when it runs, so ``--help`` is instant."""
+"""``ajet-swarm``: start, demo, status, overwatch, stop, doctor, replay-journal, inspect, replay, play. Each command imports what it needs when it runs, so ``--help`` is instant."""
 
 from __future__ import annotations
 
@@ -260,6 +260,36 @@ def inspect(
         show_forks(console, found["branches"], branched)
     else:
         show_episode(console, found, table=tokens)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A recorded game of Werewolves (*.replay.json).")],
+    once: Annotated[bool, typer.Option("--once", help="Print the game as plain text.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write one page that works offline.", dir_okay=False)] = None,
+    view: Annotated[str, typer.Option(help="god, public, wolves, or a player's number.")] = "god",
+    language: Annotated[str | None, typer.Option(help="en or zh; default: the game's.")] = None,
+    replies: Annotated[
+        bool, typer.Option("--replies", help="With --once: prompts, private words and replies.")
+    ] = False,
+    join: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Add log-probs and advantages from this swarm server to FILE."),
+    ] = None,
+    exp_dir: Annotated[
+        Path | None, typer.Option(help="Add them from an experiment's folder instead.", exists=True)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the joined replay here, not into FILE.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Play a recorded game in the terminal, by day and night, through anybody's eyes; or make a page of it."""
+    from ajet.monitor.replay.command import replay as show
+
+    show(
+        file, once=once, html=html, view=view, language=language, private=replies, join_url=join, exp_dir=exp_dir,
+        out=out,
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -62,7 +62,9 @@ def evaluate(client: SwarmClient, roles: list[str], folder: Path, which: str, ga
                 last[0] = time.monotonic()
                 say(phase=f"eval_{which}", done=offset + done, total=games * len(roles))
 
-        result[role] = play_deals(client, role, games, max_parallel=parallel, on_game=progress, record=evaluation_replays(folder, which, role))
+        result[role] = play_deals(
+            client, role, games, max_parallel=parallel, on_game=progress, record=evaluation_replays(folder, which, role)
+        )
     write(path, json.dumps({"seconds": time.monotonic() - started, "results": result}), say_waiting)
 
 
@@ -93,7 +95,12 @@ def follow_curve(client: SwarmClient, targets: list[str], folder: Path, total: i
 
 
 def train(
-    client: SwarmClient, job: AgentJetJob, targets: list[str], live: Literal["alternate", "both"], seed: int, folder: Path
+    client: SwarmClient,
+    job: AgentJetJob,
+    targets: list[str],
+    live: Literal["alternate", "both"],
+    seed: int,
+    folder: Path,
 ) -> None:
     """Play training games until the server says that training is finished."""
     workflow = ExampleWerewolves(trainable_targets=targets, live=live, record=training_replays(folder))

@@ -17,6 +17,17 @@ class Player(Protocol):
     async def act(self, request: Request) -> Action: ...
 
 
+def all_of(*watches: Watch | None) -> Watch:
+    """One watch that tells several."""
+
+    def watch(game: Game, request: Request, action: Action) -> None:
+        for one in watches:
+            if one is not None:
+                one(game, request, action)
+
+    return watch
+
+
 async def play_game(game: Game, players: Mapping[int, Player], watch: Watch | None = None) -> Game:
     """Play to the end. Requests that may be answered at once are asked at once.
 

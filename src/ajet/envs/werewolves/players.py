@@ -88,26 +88,19 @@ class ModelPlayer:
         api_key: says to the endpoint who is speaking.
         temperature: sent with each call, or left to the endpoint.
         rng: chooses where a fallback must name somebody.
-        record: told of each prompt and reply, for a replay.
 
     Attributes:
         outcomes: decisions by :data:`Outcome`: read at once, after a repair turn, or not at all.
         calls: replies that came, repair turns included.
+        record: told of each prompt and reply, for a replay; set before the game, or None.
     """
 
     def __init__(
-        self,
-        style: Style,
-        endpoint: Endpoint,
-        api_key: str,
-        *,
-        temperature: float | None = None,
-        rng: random.Random,
-        record: Record | None = None,
+        self, style: Style, endpoint: Endpoint, api_key: str, *, temperature: float | None = None, rng: random.Random
     ) -> None:
         self.style, self.endpoint = style, endpoint
         self._api_key, self._temperature, self._rng = api_key, temperature, rng
-        self._record = record
+        self.record: Record | None = None
         self.outcomes: Counter[str] = Counter()
         self.calls = 0
 
@@ -136,14 +129,14 @@ class ModelPlayer:
             try:
                 reply = await self.endpoint.chat(messages, self._api_key, self._temperature)
             except ContextLengthExceeded as error:
-                if self._record is not None:
-                    self._record(request, messages, None, ParsedReply(None, str(error)))
+                if self.record is not None:
+                    self.record(request, messages, None, ParsedReply(None, str(error)))
                 raise
             self.calls += 1
             self.style.remember(reply)
             parsed = self.style.parse(reply["content"], request)
-            if self._record is not None:
-                self._record(request, messages, reply, parsed)
+            if self.record is not None:
+                self.record(request, messages, reply, parsed)
             if parsed.action is not None:
                 return parsed.action, "repaired" if attempt else "valid"
             if attempt < self.style.repairs:

@@ -99,11 +99,11 @@ class GameRecorder:
             )
         )  # fmt: skip
 
-    def replay(self, episode: EpisodeRef, play_seed: str, reward: Mapping[str, float] | None = None) -> Replay:
-        """The finished game."""
+    def replay(self, episode: EpisodeRef, play_seed: str, reward: float | Mapping[str, float] | None = None) -> Replay:
+        """The finished game. ``reward`` is by player's name."""
         game = self._game
         assert game.winner is not None, "the game is not over"
-        reward = reward or {}
+        rewards = reward if isinstance(reward, Mapping) else {}
         events = tuple(
             EventRecord(
                 day=e.day, kind=e.kind, actor=e.actor, target=e.target, text=e.text, players=e.players, votes=e.votes,
@@ -117,7 +117,7 @@ class GameRecorder:
             name = f"Player{seat + 1}"
             seats.append(
                 SeatRecord(
-                    seat=seat, name=name, role=role.value, player=player, model=model, reward=reward.get(name)
+                    seat=seat, name=name, role=role.value, player=player, model=model, reward=rewards.get(name)
                 )
             )  # fmt: skip
         options = asdict(game.options)

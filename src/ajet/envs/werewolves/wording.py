@@ -97,21 +97,27 @@ def narrate(event: EventLike, language: Language) -> str:
         result = ("a wolf" if event.is_wolf else "good") if en else ("狼人" if event.is_wolf else "好人")
         return f"The seer, {actor}, checks {target}: {result}." if en else f"预言家{actor}查验{target}：{result}。"
     if kind == "witch_sees":
-        return f"The witch, {actor}, sees who was attacked: {target}." if en else f"女巫{actor}看到被袭击的是：{target}。"
+        return (
+            f"The witch, {actor}, sees who was attacked: {target}." if en else f"女巫{actor}看到被袭击的是：{target}。"
+        )
     if kind == "witch_saved":
         return f"The witch saves {target}." if en else f"女巫使用解药救了{target}。"
     if kind == "witch_poisoned":
         return f"The witch poisons {target}." if en else f"女巫使用毒药毒了{target}。"
     if kind == "deaths":
-        return f"Day {event.day} breaks. Died in the night: {several}." if en else f"第{event.day}天天亮，昨夜死亡：{several}。"
+        return (
+            f"Day {event.day} breaks. Died in the night: {several}."
+            if en
+            else f"第{event.day}天天亮，昨夜死亡：{several}。"
+        )
     if kind == "shot":
         return f"{actor} is the hunter and shoots {target}." if en else f"{actor}是猎人，开枪带走{target}。"
     if kind in ("speech", "last_words"):
         lead = actor if kind == "speech" else f"{actor}, last words" if en else f"{actor}的遗言"
         return f"{lead}: {words}" if en else f"{lead}：{words}"
     if kind == "votes":
-        pairs = [f"{voter + 1}→{'–' if choice is None else choice + 1}" for voter, choice in event.votes]
-        return f"The vote: {'  '.join(pairs)}" if en else f"投票：{'  '.join(pairs)}"
+        pairs = ", ".join(f"{voter + 1}→{'–' if choice is None else choice + 1}" for voter, choice in event.votes)
+        return f"The vote: {pairs}" if en else f"投票：{pairs}"
     if kind == "tie":
         return f"Tie between {several}; they speak again." if en else f"平票：{several}，他们再次发言。"
     if kind == "exile":
@@ -119,7 +125,11 @@ def narrate(event: EventLike, language: Language) -> str:
     if kind == "no_exile":
         return "Nobody is exiled." if en else "无人被放逐。"
     if kind == "game_over":
-        return f"{RESULTS[language].get(event.text, event.text)}." if en else f"{RESULTS[language].get(event.text, event.text)}。"
+        return (
+            f"{RESULTS[language].get(event.text, event.text)}."
+            if en
+            else f"{RESULTS[language].get(event.text, event.text)}。"
+        )
     return f"{kind}: {actor} → {target}"
 
 

@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.endpoint import POLICY_TIMEOUT_S, STATIC_TIMEOUT_S, Endpoint, gate_for
-from ajet.envs.werewolves.engine import Action, Game, Request
+from ajet.envs.werewolves.engine import Game
 from ajet.envs.werewolves.full import Conversation, Language
 from ajet.envs.werewolves.habits import Habits
-from ajet.envs.werewolves.play import Player, play_game
+from ajet.envs.werewolves.play import Player, all_of, play_game
 from ajet.envs.werewolves.players import Compact, ModelPlayer, Scripted, Style
 from ajet.envs.werewolves.recording import GameRecorder, ReplayFolder
 from ajet.envs.werewolves.replay import EpisodeRef
@@ -171,10 +171,6 @@ class ExampleWerewolves(Workflow):
         live_roles = self.live_roles(task)
         live = frozenset(i for i, role in enumerate(game.roles) if role in live_roles)
         habits = Habits(board, live)
-        recorder = None
-        if self.record is not None and self.record.wants(task, self.deal_number(task)):
-            recorder = GameRecorder(game, self.language)
-        record = recorder.exchange if recorder is not None else None
         async with AsyncExitStack() as stack:
             policy = await stack.enter_async_context(
                 Endpoint(
@@ -205,38 +201,37 @@ class ExampleWerewolves(Workflow):
                 if seat in live:
                     key = api.for_agent(f"Player{seat + 1}", role.value).api_key
                     asked = style(seat, api.model)
-                    models[seat] = ModelPlayer(
-                        asked, policy, key, temperature=self.temperature, rng=own, record=record
-                    )
+                    models[seat] = ModelPlayer(asked, policy, key, temperature=self.temperature, rng=own)
                     players[seat] = models[seat]
                 elif external is not None:
                     asked = style(seat, external.model)
-                    players[seat] = ModelPlayer(asked, external, self._external_key, rng=own, record=record)
+                    players[seat] = ModelPlayer(asked, external, self._external_key, rng=own)
                 else:
                     players[seat] = Scripted(ScriptedPlayer(game, board, seat, own, self.opponents))
             game.one_call = frozenset(one_call)
-
-            def watch(game: Game, request: Request, action: Action) -> None:
-                habits.watch(game, request, action)
-                if recorder is not None:
-                    recorder.watch(game, request, action)
-
-            await play_game(game, players, watch)
+            recorder = self._recorder(task, game, players, live)
+            await play_game(game, players, all_of(habits.watch, recorder and recorder.watch))
         output = self._output(game, models, habits, policy, external, players)
         if recorder is not None and self.record is not None:
-            for seat in players:
-                if seat in live:
-                    recorder.sits(seat, "policy", api.model)
-                elif external is not None:
-                    recorder.sits(seat, "static", external.model)
-            kept = recorder
-            where = EpisodeRef(
+            episode = EpisodeRef(
                 episode_id=workflow_task.episode_uuid or api.episode_uuid, task_id=task.task_id, label=self.record.label,
                 kind="eval" if task.metadata.get("split") == "eval" else "train",
             )  # fmt: skip
-            reward = output.reward if isinstance(output.reward, dict) else None
-            await self.record.keep_replay(lambda: kept.replay(where, draws, reward))
+            await self.record.keep_replay(lambda: recorder.replay(episode, draws, output.reward))
         return output
+
+    def _recorder(
+        self, task: Task, game: Game, players: dict[int, Player], live: frozenset[int]
+    ) -> GameRecorder | None:
+        """The recorder of this game, if one is wanted; the models' players tell it what they were asked."""
+        if self.record is None or not self.record.wants(task, self.deal_number(task)):
+            return None
+        recorder = GameRecorder(game, self.language)
+        for seat, player in players.items():
+            if isinstance(player, ModelPlayer):
+                recorder.sits(seat, "policy" if seat in live else "static", player.endpoint.model)
+                player.record = recorder.exchange
+        return recorder
 
     def _output(
         self,

@@ -31,7 +31,7 @@
       players: "玩家", keys: "按键", close: "关闭", view: "视角", god: "上帝视角（全部）", public: "公开视角", wolves: "狼人视角",
       theme: { auto: "主题：自动", light: "主题：浅色", dark: "主题：深色" }, night: "夜", day: "天", nobody: "无人", silent: "（沉默）",
       mind: "私下想法——无人听到", reply: "回复（逐词元）", prompt: "完整提示与回复", unused: "未能使用", toolong: "提示超出模型长度，未发出请求。",
-      seed: "牌局", lang: "提示语言", policy: "策略版本", episode: "对局", fate: "去向", step: "训练于第几步", label: "来源", recorded: "记录于",
+      seed: "牌局", lang: "提示语言", policy: "策略版本", episode: "对局", fate: "去向", step: "训练步", label: "来源", recorded: "记录于",
       first: "第一个事件", prev: "上一个事件", play: "播放", pause: "暂停", next: "下一个事件", last: "最后一个事件", slider: "事件", help: "按键",
       seat: "座位", role: "身份", by: "由谁扮演", reward: "奖励", adv: "优势", replies: "回复数", meanp: "平均概率", end: "结局", unknown: "未知",
       kinds: { policy: "训练中的模型", static: "固定模型", scripted: "脚本", person: "真人" }, alive: "存活", fell: { night: "夜", exile: "放逐·第", shot: "枪杀·第" },
@@ -51,6 +51,7 @@
     hunter: "M-1.5-15H1.5V-9A9 9 0 0 1 9-1.5H15V1.5H9A9 9 0 0 1 1.5 9V15H-1.5V9A9 9 0 0 1-9 1.5H-15V-1.5H-9A9 9 0 0 1-1.5-9ZM0-4A4 4 0 1 0 0 4 4 4 0 1 0 0-4Z",
     villager: "M0-14L15-1H10V13H3V4H-3V13H-10V-1H-15Z", good: "M-12 1L-8-4-3 2 8-10 12-6-3 11Z",
   };
+  const TONE = { wolf: "var(--s-red)", good: "var(--s-blue)", plain: "var(--s-line)" };
   const MOON = "M11 1A7.5 7.5 0 1 0 15 11 6.5 6.5 0 0 1 11 1Z";
   const SUN = "M8 4.4A3.6 3.6 0 1 0 8 11.6 3.6 3.6 0 1 0 8 4.4ZM7.2 0h1.6v2.6H7.2zM7.2 13.4h1.6V16H7.2zM0 7.2h2.6v1.6H0zM13.4 7.2H16v1.6h-2.6zM2 3.1 3.1 2 5 3.9 3.9 5zM11 12.1 12.1 11 14 12.9 12.9 14zM12.9 2 14 3.1 12.1 5 11 3.9zM3.9 11 5 12.1 3.1 14 2 12.9z";
 
@@ -107,23 +108,23 @@
   function drawTable() {
     const box = $("scene"), svg = $("table");
     const small = box.clientWidth < 520;
-    const G = small ? { W: 390, H: 400, cx: 195, cy: 190, rx: 148, ry: 142, r: 25, f: 12.5 } : { W: 680, H: 500, cx: 340, cy: 238, rx: 262, ry: 180, r: 31, f: 14 };
+    const G = small ? { W: 390, H: 448, cx: 195, cy: 208, rx: 148, ry: 168, r: 25, f: 12.5 } : { W: 680, H: 590, cx: 340, cy: 276, rx: 262, ry: 218, r: 33, f: 14.5 };
     svg.setAttribute("viewBox", `0 0 ${G.W} ${G.H}`);
     svg.setAttribute("role", "group");
     const phase = phaseOf(S.at), night = phase.kind === "night", event = E[S.at], seen = visible().has(S.at);
     box.classList.toggle("night", night);
     const roles = known(), gone = fallen(), suspicion = suspicionAt(S.at);
-    const ink = night ? "#e6ebff" : "#2a2417";
+    const ink = "var(--s-ink)";
     const parts = [
-      h("defs", {}, ...["wolf", "good", "plain"].map((n) => h("marker", { id: `tip-${n}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto-start-reverse" }, h("path", { d: "M0 0L8 4 0 8Z", fill: { wolf: night ? "#ff6a5e" : "#c5342b", good: "#2f74c0", plain: night ? "#aab6e8" : "#7b6a45" }[n] })))),
-      h("ellipse", { cx: G.cx, cy: G.cy + 8, rx: G.rx * 0.66, ry: G.ry * 0.6, fill: night ? "#0b1024" : "#caa968", opacity: 0.5 }),
-      h("ellipse", { cx: G.cx, cy: G.cy, rx: G.rx * 0.66, ry: G.ry * 0.6, fill: night ? "#1c2547" : "#e8d2a2", stroke: night ? "#3d4a80" : "#c9ab6c", "stroke-width": 2 }),
-      h("g", { transform: `translate(${G.cx - 13},${G.cy - (small ? 38 : 44)})`, fill: night ? "#ffe9a8" : "#d98a04" }, h("path", { d: night ? MOON : SUN, transform: "scale(1.6)" })),
+      h("defs", {}, ...["wolf", "good", "plain"].map((n) => h("marker", { id: `tip-${n}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto-start-reverse" }, h("path", { d: "M0 0L8 4 0 8Z", fill: TONE[n] })))),
+      h("ellipse", { cx: G.cx, cy: G.cy + 8, rx: G.rx * 0.66, ry: G.ry * 0.6, fill: "var(--s-shade)", opacity: 0.5 }),
+      h("ellipse", { cx: G.cx, cy: G.cy, rx: G.rx * 0.66, ry: G.ry * 0.6, fill: "var(--s-wood)", stroke: "var(--s-rim)", "stroke-width": 2 }),
+      h("g", { transform: `translate(${G.cx - 13},${G.cy - (small ? 38 : 44)})`, fill: "var(--s-glow)" }, h("path", { d: night ? MOON : SUN, transform: "scale(1.6)" })),
       h("text", { x: G.cx, y: G.cy + 8, "text-anchor": "middle", fill: ink, "font-size": small ? 19 : 23, "font-weight": 600, "font-family": "var(--serif)" }, phaseWord(phase)),
       h("text", { x: G.cx, y: G.cy + (small ? 27 : 32), "text-anchor": "middle", fill: ink, "font-size": G.f - 0.5, opacity: 0.85 }, aliveWords(gone)),
     ];
-    for (const [from, to, tone] of seen ? arrows(event) : []) parts.push(arrow(G, from, to, tone, night, roles));
-    for (let s = 0; s < N; s++) parts.push(seatNode(s, G, { roles, gone, suspicion, event, seen, night, ink, small }));
+    for (const [from, to, tone] of seen ? arrows(event) : []) parts.push(arrow(G, from, to, tone, roles));
+    for (let s = 0; s < N; s++) parts.push(seatNode(s, G, { roles, gone, suspicion, event, seen, ink, small }));
     svg.replaceChildren(...parts);
     $("told").textContent = seen ? event.told[S.lang] : w("hidden");
   }
@@ -133,34 +134,33 @@
     if (event.target === null || event.actor === null || event.actor === event.target) return [];
     return { wolf_pick: [[event.actor, event.target, "kill"]], check: [[event.actor, event.target, "check"]], witch_saved: [[event.actor, event.target, "save"]], witch_poisoned: [[event.actor, event.target, "poison"]], shot: [[event.actor, event.target, "kill"]] }[event.kind] || [];
   }
-  function arrow(G, from, to, tone, night, roles) {
+  function arrow(G, from, to, tone, roles) {
     const [x1, y1] = place(from, G), [x2, y2] = place(to, G);
     const d = Math.hypot(x2 - x1, y2 - y1) || 1, ux = (x2 - x1) / d, uy = (y2 - y1) / d;
     const ax = x1 + ux * (G.r + 3), ay = y1 + uy * (G.r + 3), bx = x2 - ux * (G.r + 7), by = y2 - uy * (G.r + 7);
     const mx = (ax + bx) / 2 + (G.cx - (ax + bx) / 2) * 0.28, my = (ay + by) / 2 + (G.cy - (ay + by) / 2) * 0.28;
     const wolf = tone === "kill" || (tone === "vote" && (roles[from] === "werewolf" || roles[from] === "wolf"));
     const name = wolf ? "wolf" : tone === "check" || tone === "save" || (tone === "vote" && roles[from]) ? "good" : "plain";
-    const stroke = { wolf: night ? "#ff6a5e" : "#c5342b", good: "#2f74c0", plain: night ? "#aab6e8" : "#7b6a45" }[name];
-    return h("path", { d: `M${ax} ${ay}Q${mx} ${my} ${bx} ${by}`, fill: "none", stroke, "stroke-width": 2.4, opacity: 0.85, "stroke-linecap": "round", "marker-end": `url(#tip-${name})`, "stroke-dasharray": tone === "check" ? "5 5" : null });
+    return h("path", { d: `M${ax} ${ay}Q${mx} ${my} ${bx} ${by}`, fill: "none", stroke: TONE[name], "stroke-width": 2.4, opacity: 0.85, "stroke-linecap": "round", "marker-end": `url(#tip-${name})`, "stroke-dasharray": tone === "check" ? "5 5" : null });
   }
   function seatNode(s, G, c) {
     const [x, y] = place(s, G), role = c.roles[s], out = c.gone[s], seat = R.seats[s];
     const turn = c.seen && (c.event.actor === s || (c.event.actor === null && (c.event.target === s || c.event.players.includes(s))));
     const mine = S.view === String(s + 1);
-    const fill = out ? (c.night ? "#3a4263" : "#bdb4a0") : role ? FIXED[role] : c.night ? "#55618f" : "#8d8064";
+    const fill = out ? "var(--s-gone)" : role ? FIXED[role] : "var(--s-blank)";
     const label = `${seatWord(s)}, ${roleWord(role)}${out ? `, ${fellWords(out)}` : ""}. ${w("seatHint")}`;
     const node = h("g", { class: "seat", tabindex: 0, role: "button", "aria-label": label, "aria-pressed": String(mine), transform: `translate(${x},${y})`, onclick: () => setView(mine ? "god" : String(s + 1)), onkeydown: (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); e.stopPropagation(); setView(mine ? "god" : String(s + 1)); } } });
-    if (turn) node.append(h("circle", { r: G.r + 9, fill: c.night ? "#ffe9a8" : "#d98a04", opacity: 0.28 }));
-    node.append(h("circle", { class: "disc", r: G.r, fill, stroke: mine ? (c.night ? "#fff" : "#22252e") : turn ? (c.night ? "#ffe9a8" : "#b86e00") : c.night ? "#0d1330" : "#fffaf0", "stroke-width": mine || turn ? 3.5 : 3 }));
+    if (turn) node.append(h("circle", { r: G.r + 9, fill: "var(--s-glow)", opacity: 0.3 }));
+    node.append(h("circle", { class: "disc", r: G.r, fill, stroke: mine ? "var(--s-ink)" : turn ? "var(--s-ring)" : "var(--s-edge)", "stroke-width": mine || turn ? 3.5 : 3 }));
     const part = c.suspicion[s];
     if (!out && part > 0) {
       const a = Math.min(0.9999, part) * 2 * Math.PI, R2 = G.r + 5;
-      node.append(h("path", { d: `M0 ${-R2}A${R2} ${R2} 0 ${a > Math.PI ? 1 : 0} 1 ${R2 * Math.sin(a)} ${-R2 * Math.cos(a)}`, fill: "none", stroke: c.night ? "#ffb454" : "#c2570c", "stroke-width": 3.5, "stroke-linecap": "round" }, h("title", {}, `${w("sus")}: ${Math.round(part * 100)}%`)));
+      node.append(h("path", { d: `M0 ${-R2}A${R2} ${R2} 0 ${a > Math.PI ? 1 : 0} 1 ${R2 * Math.sin(a)} ${-R2 * Math.cos(a)}`, fill: "none", stroke: "var(--s-arc)", "stroke-width": 3.5, "stroke-linecap": "round" }, h("title", {}, `${w("sus")}: ${Math.round(part * 100)}%`)));
     }
     if (GLYPH[role]) node.append(h("path", { d: GLYPH[role], fill: "#fff", "fill-rule": "evenodd", opacity: out ? 0.55 : 0.96, transform: `scale(${G.r / 31})` }));
     else node.append(h("text", { y: 7, "text-anchor": "middle", fill: "#fff", "font-size": 20, "font-weight": 700, opacity: 0.9 }, "?"));
-    if (out) node.append(h("path", { d: `M${-G.r * 0.72} ${-G.r * 0.72}L${G.r * 0.72} ${G.r * 0.72}`, stroke: c.night ? "#e6ebff" : "#4a4436", "stroke-width": 2.5, opacity: 0.75 }));
-    node.append(h("circle", { cx: G.r * 0.78, cy: -G.r * 0.78, r: 10.5, fill: c.night ? "#e6ebff" : "#2a2417" }), h("text", { x: G.r * 0.78, y: -G.r * 0.78 + 4.3, "text-anchor": "middle", "font-size": 12, "font-weight": 700, fill: c.night ? "#131932" : "#fffaf0" }, String(s + 1)));
+    if (out) node.append(h("path", { d: `M${-G.r * 0.72} ${-G.r * 0.72}L${G.r * 0.72} ${G.r * 0.72}`, stroke: "var(--s-ink)", "stroke-width": 2.5, opacity: 0.75 }));
+    node.append(h("circle", { cx: G.r * 0.78, cy: -G.r * 0.78, r: 10.5, fill: "var(--s-ink)" }), h("text", { x: G.r * 0.78, y: -G.r * 0.78 + 4.3, "text-anchor": "middle", "font-size": 12, "font-weight": 700, fill: "var(--s-deep)" }, String(s + 1)));
     node.append(h("text", { y: G.r + G.f + 3, "text-anchor": "middle", "font-size": G.f, "font-weight": 600, fill: c.ink, opacity: out ? 0.65 : 1 }, roleWord(role)));
     const under = out ? fellWords(out) : seat.player === "scripted" ? "" : w("kinds")[seat.player];
     if (under && !(c.small && !out)) node.append(h("text", { y: G.r + 2 * G.f + 4, "text-anchor": "middle", "font-size": G.f - 2, fill: c.ink, opacity: 0.72 }, under));
@@ -178,7 +178,7 @@
       const label = `${phaseWord(p)}${out.length ? ` · ${w("died")}: ${out.join(", ")}` : ""}`;
       return h("button", { type: "button", class: `phase ${p.kind}`, "aria-current": String(current), "aria-label": label, title: label, style: { "--n": Math.max(2.5, Math.sqrt(p.end - p.start)) }, onclick: () => go(p.start) },
         h("span", { class: "fill", style: { width: `${share * 100}%` } }),
-        h("span", { class: "name" }, icon(p.kind === "night" ? MOON : SUN), h("span", { class: "t" }, phaseWord(p)), p.kind === "night" ? "" : ""),
+        h("span", { class: "name" }, icon(p.kind === "night" ? MOON : SUN), h("span", { class: "t" }, phaseWord(p)), h("span", { class: "d" }, String(p.day))),
         h("span", { class: "fell" }, out.length ? `✝ ${out.join(" ")}` : ""));
     }));
     $("slider").max = E.length - 1;
@@ -360,11 +360,11 @@
         h("line", { x1: X(S.at), x2: X(S.at), y1: 0, y2: H, stroke: "currentColor", "stroke-width": 1, "vector-effect": "non-scaling-stroke", opacity: 0.6 }),
         out >= 0 ? h("line", { x1: end, x2: end, y1: last - 6, y2: H, style: { stroke: c }, "stroke-width": 3, "vector-effect": "non-scaling-stroke" }) : null);
       const share = Math.round(suspicionAt(S.at)[s.seat] * 100);
-      return h("figure", {}, h("figcaption", {}, h("span", { class: "chip" }, badge(s.seat, roles), seatWord(s.seat), h("span", { class: "none" }, roles[s.seat] ? roleWord(roles[s.seat]) : "")), h("span", { class: "none" }, gone[s.seat] && out <= S.at ? `✝ ${fellWords(gone[s.seat])}` : `${share}%`)), svg);
+      return h("figure", {}, h("figcaption", {}, h("span", { class: "chip" }, badge(s.seat, roles), seatWord(s.seat), h("span", { class: "none r" }, roles[s.seat] ? roleWord(roles[s.seat]) : "")), h("span", { class: "none" }, gone[s.seat] && out <= S.at ? `✝ ${fellWords(gone[s.seat])}` : `${share}%`)), svg);
     }));
   }
   function drawPlayers() {
-    const roles = known(E.length), gone = fallen(), mine = eyes();
+    const roles = known(E.length), gone = fallen(E.length - 1), mine = eyes();
     const heads = [["seat"], ["role"], ["by"], ["end"], ["replies", 1], ["meanp", 1], ["reward", 1], ["adv", 1]].map(([k, n]) => h("th", { scope: "col", class: n ? "n" : "" }, w(k)));
     const rows = R.seats.map((s) => {
       const own = D.decisions.filter((d) => d.seat === s.seat).flatMap((d) => d.exchanges);

@@ -77,7 +77,7 @@ def known_roles(replay: Replay, view: View, events: int) -> dict[int, str]:
         if event.kind == "role" and event.actor is not None:
             known[event.actor] = event.text
         elif event.kind == "teammates":
-            known.update({seat: "werewolf" for seat in event.players})
+            known.update(dict.fromkeys(event.players, "werewolf"))
         elif event.kind == "check" and event.target is not None:
             known.setdefault(event.target, "wolf" if event.is_wolf else "good")
         elif event.kind == "shot" and event.actor is not None:
