@@ -21,6 +21,8 @@ app = typer.Typer(
 )
 demo_app = typer.Typer(help="Train an example on this machine, with progress and a report.", no_args_is_help=True)
 app.add_typer(demo_app, name="demo")
+play_app = typer.Typer(help="Play a game yourself.", no_args_is_help=True)
+app.add_typer(play_app, name="play")
 
 Url = Annotated[
     str,
@@ -290,6 +292,35 @@ def replay(
         file, once=once, html=html, view=view, language=language, private=replies, join_url=join, exp_dir=exp_dir,
         out=out,
     )  # fmt: skip
+
+
+@play_app.command("werewolves")
+def play_werewolves(
+    role: Annotated[str, typer.Option(help="werewolf, seer, witch, hunter, villager, or any.")] = "any",
+    language: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    policy: Annotated[
+        str | None, typer.Option(help="A checkpoint to play against; without it everybody else is scripted.")
+    ] = None,
+    swarm_url: Annotated[
+        str | None, typer.Option(help="Play against the policy of a running server instead of a checkpoint.")
+    ] = None,
+    policy_roles: Annotated[str, typer.Option(help="Whom the policy plays, comma-separated.")] = "werewolf,seer",
+    opponents: Annotated[str, typer.Option(help="Scripted players: easy, normal or hard.")] = "normal",
+    seed: Annotated[int | None, typer.Option(help="The deal; default: any.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Job to serve --policy with, if not the shipped one.", exists=True, dir_okay=False),
+    ] = None,
+    replay: Annotated[Path | None, typer.Option(help="Where the replay goes; default: this folder.")] = None,
+) -> None:
+    """Nine-player Werewolves: take a seat. Reads lines from a terminal or a pipe; Ctrl-C leaves."""
+    from ajet.demo.play import Table, run
+
+    table = Table(
+        role=role, language=language, seed=seed, policy=policy, swarm_url=swarm_url, opponents=opponents,  # type: ignore[arg-type]
+        policy_roles=tuple(r.strip() for r in policy_roles.split(",") if r.strip()), config=config, replay=replay,
+    )  # fmt: skip
+    raise typer.Exit(run(table))
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -75,15 +74,15 @@ class Page:
         assert "error" not in said, said
         return said["result"]
 
-    async def open(self, path: Path, fragment: str = "") -> None:
-        """Open a file and wait until it is loaded."""
+    async def open(self, address: str, fragment: str = "") -> None:
+        """Open an address (of a file: ``Path.as_uri()``) and wait until it is loaded."""
         self._loaded.clear()
         # Another address first: a change of the fragment alone loads nothing.
         self.url = "about:blank"
         await self.ask("Page.navigate", url=self.url)
         await asyncio.wait_for(self._loaded.wait(), 30)
         self._loaded.clear()
-        self.url = path.resolve().as_uri()
+        self.url = address
         await self.ask("Page.navigate", url=self.url + (f"#{fragment}" if fragment else ""))
         await asyncio.wait_for(self._loaded.wait(), 30)
 
@@ -107,10 +106,10 @@ class Page:
             await self.ask("Input.dispatchKeyEvent", **down, **({"text": text} if text else {}))
             await self.ask("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
-    async def picture(self, path: Path, *, whole: bool = False) -> None:
+    async def picture(self, *, whole: bool = False) -> bytes:
         """A PNG of the window, or of the whole page."""
         said = await self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(said["data"]))
+        return base64.b64decode(said["data"])
 
 
 @asynccontextmanager

@@ -146,6 +146,8 @@ def tables_of(events: Sequence[EventRecord], seats: int) -> Tables:
         night = nights.setdefault(event.day, {"day": event.day, "picks": []}) if event.day else {}
         if event.kind == "wolf_pick":
             night["picks"].append((event.actor, event.target))
+        elif event.kind == "guarded":
+            night["guarded"] = event.target
         elif event.kind == "wolf_target":
             night["attacked"] = event.target
         elif event.kind == "check":

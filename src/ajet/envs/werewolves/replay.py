@@ -29,7 +29,9 @@ MAX_BYTES = 256 * 2**20
 
 PlayerKind = Literal["policy", "static", "scripted", "person"]
 Outcome = Literal["valid", "repaired", "fallback"]
-NIGHT_KINDS = frozenset({"role", "teammates", "wolf_pick", "wolf_target", "check", "witch_sees", "witch_saved", "witch_poisoned"})  # fmt: skip
+NIGHT_KINDS = frozenset(
+    {"role", "teammates", "guarded", "wolf_pick", "wolf_target", "check", "witch_sees", "witch_saved", "witch_poisoned"}
+)
 
 
 class _Part(BaseModel):
@@ -138,9 +140,10 @@ class Ballot(_Part):
 
 
 class Night(_Part):
-    """One night. ``picks``: (wolf, target). ``acted``: which of attack, check and witch's look took place at all."""
+    """One night, seats or null. ``picks``: (wolf, target). ``guarded`` is for boards with a guard."""
 
     day: int
+    guarded: int | None = None
     picks: tuple[tuple[int, int | None], ...] = ()
     attacked: int | None = None
     checked: int | None = None
@@ -295,7 +298,15 @@ def _check_seats(replay: Replay, path: Path) -> None:
     for ballot in replay.tables.votes:
         named += [*ballot.candidates, *(seat for pair in ballot.votes for seat in pair)]
     for night in replay.tables.nights:
-        named += [night.attacked, night.checked, night.witch_saw, night.saved, night.poisoned, *night.died]
+        named += [
+            night.guarded,
+            night.attacked,
+            night.checked,
+            night.witch_saw,
+            night.saved,
+            night.poisoned,
+            *night.died,
+        ]
         named += [seat for pair in night.picks for seat in pair]
     if any(seat is not None and not 0 <= seat < n for seat in named):
         raise ConfigError(f"{path} is a damaged replay: it names a seat that is not at the table.")

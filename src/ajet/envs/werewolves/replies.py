@@ -124,8 +124,9 @@ def parse_reply(text: str, request: Request) -> ParsedReply:
         return ParsedReply(None, "The reply ended inside its reasoning.")
     text = spoken[-MAX_REPLY:]
     if request.kind in ("speak", "last_words"):
-        said = [f for f in _objects(text) if any(k in f.fields for k in _SAY)]
-        say = _say(said[-1].fields, "") if said else _statement(text)
+        objects = _objects(text)
+        said = [f for f in objects if any(k in f.fields for k in _SAY)]
+        say = _say(said[-1].fields, "") if said else _statement(_without(text, objects))
         return ParsedReply(Action(say=say)) if say else ParsedReply(None, "The reply holds no statement.")
     problem = ""
     for found in reversed(_candidates(text, request)):
@@ -147,6 +148,13 @@ def without_reasoning(text: str) -> str | None:
         start = part.lower().find("<think>")
         spoken = spoken + part[:start] if start >= 0 else ""
     return None if "<think>" in last.lower() else spoken + last
+
+
+def _without(text: str, found: list[_Fields]) -> str:
+    """The text outside ``found``: an object that has no statement may hold thoughts, and is nothing to be said aloud."""
+    for part in reversed(found):
+        text = text[: part.start] + text[part.end :]
+    return text
 
 
 def _say(fields: dict[str, Any], before: str) -> str:

@@ -14,16 +14,32 @@ from ajet.envs.werewolves.speech import understand
 Language = Literal["en", "zh"]
 
 ROLES: dict[Language, dict[str, str]] = {
-    "en": {"werewolf": "werewolf", "seer": "seer", "witch": "witch", "hunter": "hunter", "villager": "villager"},
-    "zh": {"werewolf": "狼人", "seer": "预言家", "witch": "女巫", "hunter": "猎人", "villager": "村民"},
+    "en": {
+        "werewolf": "werewolf",
+        "seer": "seer",
+        "witch": "witch",
+        "hunter": "hunter",
+        "guard": "guard",
+        "idiot": "idiot",
+        "villager": "villager",
+    },
+    "zh": {
+        "werewolf": "狼人",
+        "seer": "预言家",
+        "witch": "女巫",
+        "hunter": "猎人",
+        "guard": "守卫",
+        "idiot": "白痴",
+        "villager": "村民",
+    },
 }
 KINDS: dict[Language, dict[str, str]] = {
     "en": {
-        "kill": "chooses a victim", "check": "checks", "witch": "witch's night", "shoot": "may shoot", "speak": "speaks",
+        "protect": "protects", "kill": "chooses a victim", "check": "checks", "witch": "witch's night", "shoot": "may shoot", "speak": "speaks",
         "vote": "votes", "day": "speaks and votes", "last_words": "last words",
     },
     "zh": {
-        "kill": "选择袭击目标", "check": "查验", "witch": "女巫行动", "shoot": "可以开枪", "speak": "发言",
+        "protect": "守护", "kill": "选择袭击目标", "check": "查验", "witch": "女巫行动", "shoot": "可以开枪", "speak": "发言",
         "vote": "投票", "day": "发言并投票", "last_words": "遗言",
     },
 }  # fmt: skip
@@ -33,7 +49,7 @@ RESULTS: dict[Language, dict[str, str]] = {
 }
 CAUSES: dict[Language, dict[str, str]] = {
     "en": {
-        "wolves_dead": "every werewolf is dead", "side_wiped": "all villagers, or seer, witch and hunter, are dead",
+        "wolves_dead": "every werewolf is dead", "side_wiped": "all villagers, or all with a power, are dead",
         "parity": "the wolves are as many as the others", "max_days": "the last day has ended",
     },
     "zh": {
@@ -104,6 +120,14 @@ def narrate(event: EventLike, language: Language) -> str:
         return f"The witch saves {target}." if en else f"女巫使用解药救了{target}。"
     if kind == "witch_poisoned":
         return f"The witch poisons {target}." if en else f"女巫使用毒药毒了{target}。"
+    if kind == "guarded":
+        return f"The guard, {actor}, protects {target}." if en else f"守卫{actor}守护{target}。"
+    if kind == "idiot":
+        return (
+            f"{actor} is voted out, reveals the idiot, and lives on without a vote."
+            if en
+            else f"{actor}被投票放逐，翻牌为白痴，免于出局，此后不能投票。"
+        )
     if kind == "deaths":
         return (
             f"Day {event.day} breaks. Died in the night: {several}."
@@ -133,9 +157,6 @@ def narrate(event: EventLike, language: Language) -> str:
     return f"{kind}: {actor} → {target}"
 
 
-_PLAIN_ROLES = {"villager": "村民", "witch": "女巫", "hunter": "猎人"}
-
-
 def put(text: str, language: Language) -> str:
     """A statement on one line. The plain sentences of scripted players and small models are put into ``language``;
     whatever else was said stays as it was said."""
@@ -160,10 +181,10 @@ def _sentence_zh(sentence: str) -> str:
     said = understand(sentence)
     if said.claims_seer and sentence == "I am the seer.":
         return "我是预言家。"
-    if said.claims and sentence in (f"I am a {said.claims}.", f"I am the {said.claims}."):
-        return f"我是{_PLAIN_ROLES[said.claims]}。"
+    if said.claims in ROLES["zh"] and sentence in (f"I am a {said.claims}.", f"I am the {said.claims}."):
+        return f"我是{ROLES['zh'][said.claims]}。"
     if len(said.stances) == 1:
-        stance, seat = said.stances[0]
+        _, seat = said.stances[0]
         name = f"Player{seat + 1}"
         forms = {
             f"I suspect {name}.": "我怀疑{}。", f"I trust {name}.": "我相信{}。",

@@ -46,22 +46,24 @@ class ReplayApp(App[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c", "quit", "Quit", priority=True, key_display="q"),
-        Binding("right,n", "go(1)", "Next", key_display="→"),
+        Binding("right,n", "go(1)", "On", key_display="→"),
         Binding("left,b", "go(-1)", "Back", key_display="←"),
         Binding("g", "see('god')", "God"),
-        Binding("1,2,3,4,5,6,7,8,9", "seat", "Player", key_display="1-9", show=True),
-        Binding("w", "see('wolves')", "Wolves"),
+        Binding("1,2,3,4,5,6,7,8,9", "seat", "Seat", key_display="1-9", show=True),
+        Binding("w", "see('wolves')", "Wolf"),
         Binding("p", "see('public')", "Public"),
         Binding("r", "private", "Replies"),
         Binding("t", "tables", "Tables"),
-        Binding("l", "language", "中文/EN"),
+        Binding("l", "language", "Lang"),
+        Binding("v", "next_seat", show=False),
         Binding("home", "first", show=False),
         Binding("end", "last", show=False),
     ]
 
     def __init__(self, replay: Replay, view: View = "god", language: Language = "en") -> None:
         super().__init__(ansi_color=True)
-        self.replay, self.view = replay, view
+        self.replay = replay
+        self.view: View = view
         self.words: Language = language
         self.at = 0
         self.private = False
@@ -160,6 +162,11 @@ class ReplayApp(App[None]):
         key = getattr(event, "key", "")
         if len(key) == 1 and key.isdigit() and 0 < int(key) <= len(self.replay.seats):
             self.action_see(int(key) - 1)
+
+    def action_next_seat(self) -> None:
+        """The next seat's view: for tables of more than nine."""
+        seat = self.view if isinstance(self.view, int) else -1
+        self.action_see((seat + 1) % len(self.replay.seats))
 
     def action_seat(self) -> None:
         """Named in the footer; the number itself is read in :meth:`on_key`."""

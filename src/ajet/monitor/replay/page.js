@@ -18,7 +18,7 @@
       first: "First event", prev: "Previous event", play: "Play", pause: "Pause", next: "Next event", last: "Last event", slider: "Event", help: "Keys",
       seat: "seat", role: "role", by: "played by", reward: "reward", adv: "advantage", replies: "replies", meanp: "mean probability", end: "end", unknown: "unknown",
       kinds: { policy: "trained model", static: "static model", scripted: "script", person: "a person" }, alive: "alive", fell: { night: "night", exile: "exiled, day", shot: "shot, day" },
-      wolvesPick: "wolves pick", attacked: "attacked", checked: "seer checks", saved: "saved", poisoned: "poisoned", died: "died", isWolf: "wolf", isGood: "good", total: "most votes", revote: "again",
+      wolvesPick: "wolves pick", attacked: "attacked", checked: "seer checks", guarded: "protected", saved: "saved", poisoned: "poisoned", died: "died", isWolf: "wolf", isGood: "good", total: "most votes", revote: "again",
       hidden: "Hidden from this view.", nojoin: "Log-probs and advantages are joined after the step: ajet-swarm replay FILE --join URL", none: "None yet.",
       p: "probability", lp: "log-prob", trained: "trained", untrained: "not trained", sure: "certain", surprise: "surprising", neg: "discouraged", pos: "encouraged", noadv: "no advantage known", system: "system", user: "prompt", assistant: "reply", reasoning: "reasoning", temp: "temperature", replied: "replied", seatHint: "see through its eyes",
       keylist: [["← →", "one event back, on"], ["[ ]", "one night or day back, on"], ["space", "play, pause"], ["g", "god's view"], ["p", "public view"], ["w", "the wolves' view"], ["1 … 9", "a player's view"], ["c", "colour tokens otherwise"], ["l", "English, Chinese"], ["t", "light, dark"], ["← → on tokens", "token by token"]],
@@ -35,20 +35,21 @@
       first: "第一个事件", prev: "上一个事件", play: "播放", pause: "暂停", next: "下一个事件", last: "最后一个事件", slider: "事件", help: "按键",
       seat: "座位", role: "身份", by: "由谁扮演", reward: "奖励", adv: "优势", replies: "回复数", meanp: "平均概率", end: "结局", unknown: "未知",
       kinds: { policy: "训练中的模型", static: "固定模型", scripted: "脚本", person: "真人" }, alive: "存活", fell: { night: "夜", exile: "放逐·第", shot: "枪杀·第" },
-      wolvesPick: "狼人选择", attacked: "被袭击", checked: "查验", saved: "解药", poisoned: "毒药", died: "死亡", isWolf: "狼人", isGood: "好人", total: "得票最多", revote: "重投",
+      wolvesPick: "狼人选择", attacked: "被袭击", checked: "查验", guarded: "守护", saved: "解药", poisoned: "毒药", died: "死亡", isWolf: "狼人", isGood: "好人", total: "得票最多", revote: "重投",
       hidden: "此视角不可见。", nojoin: "对数概率和优势在训练步之后合入：ajet-swarm replay FILE --join URL", none: "暂无。",
       p: "概率", lp: "对数概率", trained: "参与训练", untrained: "不参与训练", sure: "确定", surprise: "意外", neg: "被抑制", pos: "被鼓励", noadv: "优势未知", system: "系统", user: "提示", assistant: "回复", reasoning: "推理", temp: "温度", replied: "回复", seatHint: "以此视角观看",
       keylist: [["← →", "上一个、下一个事件"], ["[ ]", "上一个、下一个昼夜"], ["空格", "播放、暂停"], ["g", "上帝视角"], ["p", "公开视角"], ["w", "狼人视角"], ["1 … 9", "某位玩家的视角"], ["c", "切换词元着色"], ["l", "英文、中文"], ["t", "浅色、深色"], ["词元上 ← →", "逐个词元"]],
       foot: "由 AgentJet 记录。本页自成一体：不加载、也不发送任何内容。",
     },
   };
-  const COLOUR = { werewolf: "var(--wolf)", wolf: "var(--wolf)", seer: "var(--gold)", witch: "var(--violet)", hunter: "var(--green)", villager: "var(--slate)", good: "var(--good)" };
-  const FIXED = { werewolf: "#c5342b", wolf: "#c5342b", seer: "#b58105", witch: "#7d4fc0", hunter: "#23835a", villager: "#64748b", good: "#2f74c0" };
+  const COLOUR = { werewolf: "var(--wolf)", wolf: "var(--wolf)", seer: "var(--gold)", witch: "var(--violet)", hunter: "var(--green)", guard: "var(--good)", idiot: "var(--amber)", villager: "var(--slate)", good: "var(--good)" };
+  const FIXED = { werewolf: "#c5342b", wolf: "#c5342b", seer: "#b58105", witch: "#7d4fc0", hunter: "#23835a", guard: "#2f74c0", idiot: "#b45f06", villager: "#64748b", good: "#2f74c0" };
   const GLYPH = {
     werewolf: "M-13-14L-6-5H6L13-14 13 3 5 9 0 15-5 9-13 3Z", wolf: "M-13-14L-6-5H6L13-14 13 3 5 9 0 15-5 9-13 3Z",
     seer: "M-16 0C-9-11 9-11 16 0 9 11-9 11-16 0ZM0-5A5 5 0 1 0 0 5 5 5 0 1 0 0-5Z",
     witch: "M-4-14H4V-4L12 10Q13 14 8 14H-8Q-13 14-12 10L-4-4Z",
     hunter: "M-1.5-15H1.5V-9A9 9 0 0 1 9-1.5H15V1.5H9A9 9 0 0 1 1.5 9V15H-1.5V9A9 9 0 0 1-9 1.5H-15V-1.5H-9A9 9 0 0 1-1.5-9ZM0-4A4 4 0 1 0 0 4 4 4 0 1 0 0-4Z",
+    guard: "M0-15L12-11V-1Q12 9 0 15-12 9-12-1V-11Z", idiot: "M0-15A15 15 0 1 0 .1-15ZM-6-6A2.5 2.5 0 1 0-5.9-6ZM6-6A2.5 2.5 0 1 0 6.1-6ZM-8 3Q0 13 8 3Z",
     villager: "M0-14L15-1H10V13H3V4H-3V13H-10V-1H-15Z", good: "M-12 1L-8-4-3 2 8-10 12-6-3 11Z",
   };
   const TONE = { wolf: "var(--s-red)", good: "var(--s-blue)", plain: "var(--s-line)" };
@@ -132,7 +133,7 @@
   function arrows(event) {
     if (event.kind === "votes") return event.votes.filter(([, t]) => t !== null).map(([v, t]) => [v, t, "vote"]);
     if (event.target === null || event.actor === null || event.actor === event.target) return [];
-    return { wolf_pick: [[event.actor, event.target, "kill"]], check: [[event.actor, event.target, "check"]], witch_saved: [[event.actor, event.target, "save"]], witch_poisoned: [[event.actor, event.target, "poison"]], shot: [[event.actor, event.target, "kill"]] }[event.kind] || [];
+    return { wolf_pick: [[event.actor, event.target, "kill"]], check: [[event.actor, event.target, "check"]], guarded: [[event.actor, event.target, "save"]], witch_saved: [[event.actor, event.target, "save"]], witch_poisoned: [[event.actor, event.target, "poison"]], shot: [[event.actor, event.target, "kill"]] }[event.kind] || [];
   }
   function arrow(G, from, to, tone, roles) {
     const [x1, y1] = place(from, G), [x2, y2] = place(to, G);
@@ -323,16 +324,18 @@
     const seen = visible(), roles = known(E.length), kinds = {};
     E.forEach((e, i) => { if (seen.has(i) && i <= S.at) kinds[`${e.day} ${e.kind}`] = true; });
     const may = (n, kind) => kinds[`${n.day} ${kind}`];
+    const guards = R.seats.some((s) => s.role === "guard");
     const dash = () => h("span", { class: "none" }, "·");
     const rows = R.tables.nights.filter((n) => Object.keys(kinds).some((k) => k.startsWith(`${n.day} `))).map((n) => h("tr", {},
       h("th", { scope: "row" }, String(n.day)),
+      guards && h("td", {}, may(n, "guarded") ? chip(n.guarded, roles) : dash()),
       h("td", {}, may(n, "wolf_pick") ? h("span", { class: "chip" }, ...n.picks.map(([wolf, t]) => h("span", { class: "chip" }, `${wolf + 1}→`, chip(t, roles)))) : dash()),
       h("td", {}, may(n, "wolf_target") ? chip(n.attacked, roles) : dash()),
       h("td", {}, may(n, "check") ? h("span", { class: "chip" }, chip(n.checked, roles), n.is_wolf ? w("isWolf") : w("isGood")) : dash()),
       h("td", {}, may(n, "witch_saved") ? chip(n.saved, roles) : dash()),
       h("td", {}, may(n, "witch_poisoned") ? chip(n.poisoned, roles) : dash()),
       h("td", {}, may(n, "deaths") ? (n.died.length ? h("span", { class: "chip" }, ...n.died.map((s) => chip(s, roles))) : w("nobody")) : dash())));
-    const heads = ["night", "wolvesPick", "attacked", "checked", "saved", "poisoned", "died"].map((k) => h("th", { scope: "col" }, w(k)));
+    const heads = ["night", ...(guards ? ["guarded"] : []), "wolvesPick", "attacked", "checked", "saved", "poisoned", "died"].map((k) => h("th", { scope: "col" }, w(k)));
     $("nights").replaceChildren(rows.length ? h("table", {}, h("thead", {}, h("tr", {}, ...heads)), h("tbody", {}, ...rows)) : h("p", { class: "none" }, w("none")));
   }
   function suspicionAt(at) {

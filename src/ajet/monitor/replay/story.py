@@ -82,6 +82,8 @@ def known_roles(replay: Replay, view: View, events: int) -> dict[int, str]:
             known.setdefault(event.target, "wolf" if event.is_wolf else "good")
         elif event.kind == "shot" and event.actor is not None:
             known.setdefault(event.actor, "hunter")
+        elif event.kind == "idiot" and event.actor is not None:
+            known.setdefault(event.actor, "idiot")
     return known
 
 

@@ -20,7 +20,7 @@ from ajet.monitor.overwatch.drawing import bar, clean, cut, wrap
 from ajet.monitor.replay.story import Phase, fates, known_roles, lines, phases
 
 STYLES = {
-    "werewolf": "bold red", "wolf": "red", "seer": "bold yellow", "witch": "bold magenta", "hunter": "bold green",
+    "werewolf": "bold red", "wolf": "red", "seer": "bold yellow", "witch": "bold magenta", "hunter": "bold green", "guard": "bold blue", "idiot": "bold yellow",
     "villager": "bold cyan", "good": "cyan",
 }  # fmt: skip
 MANY = 10_000
@@ -47,8 +47,12 @@ W: dict[Language, dict[str, str]] = {
 
 
 def phase_word(phase: Phase, language: Language) -> str:
-    word = W[language][phase.kind]
-    return f"{word} {phase.day}" if language == "en" else f"第{phase.day}{word}"
+    return _nth(phase.kind, phase.day, language)
+
+
+def _nth(kind: str, day: int, language: Language) -> str:
+    word = W[language][kind]
+    return f"{word} {day}" if language == "en" else f"第{day}{word}"
 
 
 def view_word(replay: Replay, view: View, language: Language) -> str:
@@ -198,7 +202,7 @@ def summary(replay: Replay, view: View, language: Language) -> list[Text]:
     """Votes, nights (as the view knows them), suspicion and players, as tables."""
     w = W[language]
     found = [Text(w["votes"], "bold")]
-    rows = [["", *(f"{W[language]['day']} {b.day}{'*' if b.revote else ''}" for b in replay.tables.votes)]]
+    rows = [["", *(_nth("day", b.day, language) + "*" * b.revote for b in replay.tables.votes)]]
     for seat in replay.seats:
         cast = [dict(b.votes).get(seat.seat, "") for b in replay.tables.votes]
         rows.append([str(seat.seat + 1), *("–" if v is None else "" if v == "" else str(int(v) + 1) for v in cast)])
@@ -210,7 +214,7 @@ def summary(replay: Replay, view: View, language: Language) -> list[Text]:
             found.append(Text(f"{day}  {' '.join(told_)}"))
     found += [Text(), Text(w["suspicion"], "bold")]
     ends = {moment.day: moment.shares for moment in replay.tables.suspicion}
-    rows = [["", *(f"{w['day']} {day}" for day in ends)]]
+    rows = [["", *(_nth("day", day, language) for day in ends)]]
     rows += [[str(s.seat + 1), *(f"{round(100 * ends[d][s.seat])}%" for d in ends)] for s in replay.seats]
     found += _columns(rows)
     found += [Text(), Text(w["players"], "bold")]
