@@ -97,6 +97,13 @@ class Page:
         assert "exceptionDetails" not in said, said
         return said["result"].get("value")
 
+    async def until(self, expression: str, wanted: Any = True) -> None:
+        """Wait until a JavaScript expression has this value."""
+        deadline = asyncio.get_running_loop().time() + 15
+        while (found := await self.value(expression)) != wanted:
+            assert asyncio.get_running_loop().time() < deadline, f"{expression} is {found!r}, not {wanted!r}"
+            await self.value("new Promise(requestAnimationFrame)")
+
     async def press(self, *keys: str) -> None:
         """Press keys as a person does."""
         for key in keys:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,12 +72,13 @@ class ModelTable:
             style = (
                 Compact(self.game, self.board) if seat in self.compact else Conversation(self.game, seat, self.language)
             )  # type: ignore[arg-type]
-            seated = _Seat(self, seat)
-            players[seat] = ModelPlayer(style, seated, f"secret-key-{seat}", rng=self.rng)  # type: ignore[arg-type]
+            players[seat] = ModelPlayer(style, _Seat(self, seat), f"secret-key-{seat}", rng=self.rng)  # type: ignore[arg-type]
             players[seat].record = self.recorder.exchange
             self.recorder.sits(seat, "policy", "a-model")
         self.game.one_call = self.compact
-        asyncio.run(play_game(self.game, {s: _Noting(players[s]) for s in self.seats}, self.recorder.watch))
+        seated = {s: _Noting(players[s]) for s in self.seats}
+        with ThreadPoolExecutor(1) as apart:  # a test's own event loop may be running here
+            apart.submit(asyncio.run, play_game(self.game, seated, self.recorder.watch)).result()
         return self.recorder.replay(EpisodeRef(episode_id=f"ep-{self.seed}", task_id="t"), f"draws-{self.seed}")
 
 

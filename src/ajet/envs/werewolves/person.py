@@ -73,7 +73,8 @@ class Person:
     """
 
     def __init__(self, game: Game, seat: int, language: Language, tell: Tell, ask: Ask, record: Record | None) -> None:
-        self.game, self.seat, self.language = game, seat, language
+        self.game, self.seat = game, seat
+        self.language: Language = language
         self._tell, self._ask, self._record = tell, ask, record
         self._words = Conversation(game, seat, language)
         self._read = 0

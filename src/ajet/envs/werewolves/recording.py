@@ -50,7 +50,8 @@ class GameRecorder:
     """Watches one game. Not thread-safe: one game runs in one event loop."""
 
     def __init__(self, game: Game, language: Literal["en", "zh"] = "en") -> None:
-        self._game, self._language = game, language
+        self._game = game
+        self._language: Literal["en", "zh"] = language
         self._who: dict[int, tuple[PlayerKind, str]] = {}
         self._said: dict[int, list[dict[str, Any]]] = {}
         """Each seat's conversation until now: the last prompt and its reply."""

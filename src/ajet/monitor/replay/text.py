@@ -169,7 +169,8 @@ def _tokens(call: CallRecord, advantage: float | None, language: Language, width
     if advantage is not None:
         head += f" · {w['advantage']} {advantage:+.3f}"
     mean = math.exp(sum(call.logprobs) / len(call.logprobs)) if call.logprobs else 1.0
-    yield Text.assemble(("│ ", "dim"), (f"{w['reply']}: ", "dim bold"), (f"{head} · p {mean:.2f}", "dim"))
+    for part in wrap(f"{w['reply']}: {head} · p {mean:.2f}", max(10, width - 2), MANY):
+        yield Text(f"│ {part}", "dim")
     line, used = Text("│   ", "dim", no_wrap=True), 4
     for text, logprob, trained in zip(call.texts, call.logprobs, call.trained, strict=True):
         style = next(colour for above, colour in SCALE if logprob > above or above == float("-inf"))
