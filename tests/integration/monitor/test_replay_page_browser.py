@@ -76,6 +76,7 @@ async def test_the_page_opens_whole_without_a_request_and_is_steered_by_keys(tab
     await tab.until("document.querySelector('#keys').open")
     await tab.press("Escape")
     await tab.until("document.querySelector('#keys').open", False)
+    await tab.until("document.activeElement === document.body")  # where the focus was
     await tab.press(" ")
     await tab.until("replayState().playing")
     await tab.press(" ")

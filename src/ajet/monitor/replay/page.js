@@ -17,7 +17,7 @@
       seed: "deal", lang: "prompts", policy: "policy version", episode: "episode", fate: "fate", step: "trained in step", label: "from", recorded: "recorded",
       first: "First event", prev: "Previous event", play: "Play", pause: "Pause", next: "Next event", last: "Last event", slider: "Event", help: "Keys",
       seat: "seat", role: "role", by: "played by", reward: "reward", adv: "advantage", replies: "replies", meanp: "mean probability", end: "end", unknown: "unknown",
-      kinds: { policy: "trained model", static: "static model", scripted: "script", person: "a person" }, alive: "alive", fell: { night: "night", exile: "exiled, day", shot: "shot, day" },
+      kinds: { policy: "policy model", static: "static model", scripted: "script", person: "a person" }, alive: "alive", fell: { night: "night", exile: "exiled, day", shot: "shot, day" },
       wolvesPick: "wolves pick", attacked: "attacked", checked: "seer checks", guarded: "protected", saved: "saved", poisoned: "poisoned", died: "died", isWolf: "wolf", isGood: "good", total: "most votes", revote: "again",
       hidden: "Hidden from this view.", nojoin: "Log-probs and advantages are joined after the step: ajet-swarm replay FILE --join URL", none: "None yet.",
       p: "probability", lp: "log-prob", trained: "trained", untrained: "not trained", sure: "certain", surprise: "surprising", neg: "discouraged", pos: "encouraged", noadv: "no advantage known", system: "system", user: "prompt", assistant: "reply", reasoning: "reasoning", temp: "temperature", replied: "replied", seatHint: "see through its eyes",
@@ -34,7 +34,7 @@
       seed: "牌局", lang: "提示语言", policy: "策略版本", episode: "对局", fate: "去向", step: "训练步", label: "来源", recorded: "记录于",
       first: "第一个事件", prev: "上一个事件", play: "播放", pause: "暂停", next: "下一个事件", last: "最后一个事件", slider: "事件", help: "按键",
       seat: "座位", role: "身份", by: "由谁扮演", reward: "奖励", adv: "优势", replies: "回复数", meanp: "平均概率", end: "结局", unknown: "未知",
-      kinds: { policy: "训练中的模型", static: "固定模型", scripted: "脚本", person: "真人" }, alive: "存活", fell: { night: "夜", exile: "放逐·第", shot: "枪杀·第" },
+      kinds: { policy: "策略模型", static: "固定模型", scripted: "脚本", person: "真人" }, alive: "存活", fell: { night: "夜", exile: "放逐·第", shot: "枪杀·第" },
       wolvesPick: "狼人选择", attacked: "被袭击", checked: "查验", guarded: "守护", saved: "解药", poisoned: "毒药", died: "死亡", isWolf: "狼人", isGood: "好人", total: "得票最多", revote: "重投",
       hidden: "此视角不可见。", nojoin: "对数概率和优势在训练步之后合入：ajet-swarm replay FILE --join URL", none: "暂无。",
       p: "概率", lp: "对数概率", trained: "参与训练", untrained: "不参与训练", sure: "确定", surprise: "意外", neg: "被抑制", pos: "被鼓励", noadv: "优势未知", system: "系统", user: "提示", assistant: "回复", reasoning: "推理", temp: "温度", replied: "回复", seatHint: "以此视角观看",
@@ -120,11 +120,14 @@
       h("defs", {}, ...["wolf", "good", "plain"].map((n) => h("marker", { id: `tip-${n}`, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto-start-reverse" }, h("path", { d: "M0 0L8 4 0 8Z", fill: TONE[n] })))),
       h("ellipse", { cx: G.cx, cy: G.cy + 8, rx: G.rx * 0.66, ry: G.ry * 0.6, fill: "var(--s-shade)", opacity: 0.5 }),
       h("ellipse", { cx: G.cx, cy: G.cy, rx: G.rx * 0.66, ry: G.ry * 0.6, fill: "var(--s-wood)", stroke: "var(--s-rim)", "stroke-width": 2 }),
-      h("g", { transform: `translate(${G.cx - 13},${G.cy - (small ? 38 : 44)})`, fill: "var(--s-glow)" }, h("path", { d: night ? MOON : SUN, transform: "scale(1.6)" })),
-      h("text", { x: G.cx, y: G.cy + 8, "text-anchor": "middle", fill: ink, "font-size": small ? 19 : 23, "font-weight": 600, "font-family": "var(--serif)" }, phaseWord(phase)),
-      h("text", { x: G.cx, y: G.cy + (small ? 27 : 32), "text-anchor": "middle", fill: ink, "font-size": G.f - 0.5, opacity: 0.85 }, aliveWords(gone)),
     ];
     for (const [from, to, tone] of seen ? arrows(event) : []) parts.push(arrow(G, from, to, tone, roles));
+    const halo = { stroke: "var(--s-wood)", "stroke-width": 5, "paint-order": "stroke", "stroke-linejoin": "round" };
+    parts.push(
+      h("g", { transform: `translate(${G.cx - 13},${G.cy - (small ? 38 : 44)})`, fill: "var(--s-glow)" }, h("path", { d: night ? MOON : SUN, transform: "scale(1.6)" })),
+      h("text", { x: G.cx, y: G.cy + 8, "text-anchor": "middle", fill: ink, "font-size": small ? 19 : 23, "font-weight": 600, "font-family": "var(--serif)", ...halo }, phaseWord(phase)),
+      h("text", { x: G.cx, y: G.cy + (small ? 27 : 32), "text-anchor": "middle", fill: ink, "font-size": G.f - 0.5, opacity: 0.85, ...halo }, aliveWords(gone)),
+    );
     for (let s = 0; s < N; s++) parts.push(seatNode(s, G, { roles, gone, suspicion, event, seen, ink, small }));
     svg.replaceChildren(...parts);
     $("told").textContent = seen ? event.told[S.lang] : w("hidden");
@@ -146,7 +149,7 @@
   }
   function seatNode(s, G, c) {
     const [x, y] = place(s, G), role = c.roles[s], out = c.gone[s], seat = R.seats[s];
-    const turn = c.seen && (c.event.actor === s || (c.event.actor === null && (c.event.target === s || c.event.players.includes(s))));
+    const turn = c.seen && (c.event.actor === s || (c.event.actor === null && (c.event.target === s || (c.event.kind !== "votes" && c.event.players.includes(s)))));
     const mine = S.view === String(s + 1);
     const fill = out ? "var(--s-gone)" : role ? FIXED[role] : "var(--s-blank)";
     const label = `${seatWord(s)}, ${roleWord(role)}${out ? `, ${fellWords(out)}` : ""}. ${w("seatHint")}`;
@@ -246,6 +249,8 @@
     return out;
   }
   const most = Math.max(1e-9, ...R.seats.map((s) => Math.abs(s.advantage || 0)));
+  // Of a game that was not trained (an evaluation) no token is struck out: there is nothing to tell apart.
+  const trainedAtAll = D.decisions.some((d) => d.exchanges.some((x) => x.call && x.call.trained.includes(true)));
   function tint(call, k, adv) {
     if (S.colour === "adv") {
       if (adv === null || !call.trained[k]) return "transparent";
@@ -259,7 +264,7 @@
   function tokens(call, seat, head) {
     const adv = R.seats[seat].advantage;
     const read = h("div", { class: "read", "aria-live": "polite" });
-    const spans = call.texts.map((text, k) => h("span", { class: call.trained[k] ? "" : "off", style: { background: tint(call, k, adv) }, title: facts(call, k, adv) }, shown(text)));
+    const spans = call.texts.map((text, k) => h("span", { class: call.trained[k] || !trainedAtAll ? "" : "off", style: { background: tint(call, k, adv) }, title: facts(call, k, adv) }, shown(text)));
     let sel = -1;
     const choose = (k) => { if (sel >= 0) spans[sel].classList.remove("sel"); sel = Math.max(0, Math.min(spans.length - 1, k)); if (spans[sel]) { spans[sel].classList.add("sel"); read.textContent = `${JSON.stringify(call.texts[sel])}  ${facts(call, sel, adv)}`; } };
     spans.forEach((s, k) => s.addEventListener("click", () => choose(k)));
