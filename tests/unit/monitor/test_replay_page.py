@@ -92,7 +92,7 @@ def test_a_replay_that_holds_the_templates_own_words_is_put_in_unharmed():
 
 def test_both_languages_have_every_word():
     html = page(game())
-    blocks = re.findall(r"\n    (?:en|zh): \{\n(.*?)\n    \},", html, re.S)
+    blocks = re.findall(r"\n  (?:en|zh): \{\n(.*?)\n  \},", html, re.S)
     en, zh = (set(re.findall(r"(\w+):", re.sub(r'"[^"]*"', "", block))) for block in blocks)
     assert en == zh
     assert len(en) > 60

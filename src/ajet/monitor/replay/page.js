@@ -1,47 +1,10 @@
-"use strict";
-// The replay page. All it knows is in #data, made by page.py; what each view may see was decided there, by the engine's
+// The replay page. Its words are in page_words.js, put before this. All it knows is in #data, made by page.py; what each view may see was decided there, by the engine's
 // audiences. Text is only ever set as text, never as markup.
 (() => {
   const D = JSON.parse(document.getElementById("data").textContent);
   const R = D.replay, E = D.events, P = D.phases, N = R.seats.length;
   const $ = (id) => document.getElementById(id);
   const SVG = "http://www.w3.org/2000/svg";
-  const UI = {
-    en: {
-      title: "A game of Werewolves", skip: "Skip to what happened", log: "What happened", byProb: "Probability", byAdv: "Advantage", byOff: "Plain",
-      votes: "Votes", votesSub: "Whom each player voted for, ballot by ballot.", nights: "Nights", nightsSub: "What the wolves, the seer and the witch did.",
-      sus: "Suspicion over time", susSub: "Share of the living others whose last public word or vote on a player was against it.",
-      players: "Players", keys: "Keys", close: "Close", view: "Seen by", god: "God (everything)", public: "The public", wolves: "The wolves",
-      theme: { auto: "Theme: auto", light: "Theme: light", dark: "Theme: dark" }, night: "Night", day: "Day", nobody: "nobody", silent: "(says nothing)",
-      mind: "private — nobody hears this", reply: "reply, token by token", prompt: "exact prompt and reply", unused: "could not be used", toolong: "The prompt was too long for the model; nothing was asked.",
-      seed: "deal", lang: "prompts", policy: "policy version", episode: "episode", fate: "fate", step: "trained in step", label: "from", recorded: "recorded",
-      first: "First event", prev: "Previous event", play: "Play", pause: "Pause", next: "Next event", last: "Last event", slider: "Event", help: "Keys",
-      seat: "seat", role: "role", by: "played by", reward: "reward", adv: "advantage", replies: "replies", meanp: "mean probability", end: "end", unknown: "unknown",
-      kinds: { policy: "policy model", static: "static model", scripted: "script", person: "a person" }, alive: "alive", fell: { night: "night", exile: "exiled, day", shot: "shot, day" },
-      wolvesPick: "wolves pick", attacked: "attacked", checked: "seer checks", guarded: "protected", saved: "saved", poisoned: "poisoned", died: "died", isWolf: "wolf", isGood: "good", total: "most votes", revote: "again",
-      hidden: "Hidden from this view.", nojoin: "Log-probs and advantages are joined after the step: ajet-swarm replay FILE --join URL", none: "None yet.",
-      p: "probability", lp: "log-prob", trained: "trained", untrained: "not trained", sure: "certain", surprise: "surprising", neg: "discouraged", pos: "encouraged", noadv: "no advantage known", system: "system", user: "prompt", assistant: "reply", reasoning: "reasoning", temp: "temperature", replied: "replied", seatHint: "see through its eyes",
-      keylist: [["← →", "one event back, on"], ["[ ]", "one night or day back, on"], ["space", "play, pause"], ["g", "god's view"], ["p", "public view"], ["w", "the wolves' view"], ["1 … 9", "a player's view"], ["c", "colour tokens otherwise"], ["l", "English, Chinese"], ["t", "light, dark"], ["← → on tokens", "token by token"]],
-      foot: "Recorded by AgentJet. This page is whole in itself: it loads nothing and sends nothing.",
-    },
-    zh: {
-      title: "一局狼人杀", skip: "跳到游戏记录", log: "游戏记录", byProb: "概率", byAdv: "优势", byOff: "原文",
-      votes: "投票", votesSub: "每位玩家在每轮投票中投给了谁。", nights: "夜晚", nightsSub: "狼人、预言家和女巫的行动。",
-      sus: "怀疑度变化", susSub: "其他存活玩家中，最近一次公开发言或投票针对该玩家的比例。",
-      players: "玩家", keys: "按键", close: "关闭", view: "视角", god: "上帝视角（全部）", public: "公开视角", wolves: "狼人视角",
-      theme: { auto: "主题：自动", light: "主题：浅色", dark: "主题：深色" }, night: "夜", day: "天", nobody: "无人", silent: "（沉默）",
-      mind: "私下想法——无人听到", reply: "回复（逐词元）", prompt: "完整提示与回复", unused: "未能使用", toolong: "提示超出模型长度，未发出请求。",
-      seed: "牌局", lang: "提示语言", policy: "策略版本", episode: "对局", fate: "去向", step: "训练步", label: "来源", recorded: "记录于",
-      first: "第一个事件", prev: "上一个事件", play: "播放", pause: "暂停", next: "下一个事件", last: "最后一个事件", slider: "事件", help: "按键",
-      seat: "座位", role: "身份", by: "由谁扮演", reward: "奖励", adv: "优势", replies: "回复数", meanp: "平均概率", end: "结局", unknown: "未知",
-      kinds: { policy: "策略模型", static: "固定模型", scripted: "脚本", person: "真人" }, alive: "存活", fell: { night: "夜", exile: "放逐·第", shot: "枪杀·第" },
-      wolvesPick: "狼人选择", attacked: "被袭击", checked: "查验", guarded: "守护", saved: "解药", poisoned: "毒药", died: "死亡", isWolf: "狼人", isGood: "好人", total: "得票最多", revote: "重投",
-      hidden: "此视角不可见。", nojoin: "对数概率和优势在训练步之后合入：ajet-swarm replay FILE --join URL", none: "暂无。",
-      p: "概率", lp: "对数概率", trained: "参与训练", untrained: "不参与训练", sure: "确定", surprise: "意外", neg: "被抑制", pos: "被鼓励", noadv: "优势未知", system: "系统", user: "提示", assistant: "回复", reasoning: "推理", temp: "温度", replied: "回复", seatHint: "以此视角观看",
-      keylist: [["← →", "上一个、下一个事件"], ["[ ]", "上一个、下一个昼夜"], ["空格", "播放、暂停"], ["g", "上帝视角"], ["p", "公开视角"], ["w", "狼人视角"], ["1 … 9", "某位玩家的视角"], ["c", "切换词元着色"], ["l", "英文、中文"], ["t", "浅色、深色"], ["词元上 ← →", "逐个词元"]],
-      foot: "由 AgentJet 记录。本页自成一体：不加载、也不发送任何内容。",
-    },
-  };
   const COLOUR = { werewolf: "var(--wolf)", wolf: "var(--wolf)", seer: "var(--gold)", witch: "var(--violet)", hunter: "var(--green)", guard: "var(--good)", idiot: "var(--amber)", villager: "var(--slate)", good: "var(--good)" };
   const FIXED = { werewolf: "#c5342b", wolf: "#c5342b", seer: "#b58105", witch: "#7d4fc0", hunter: "#23835a", guard: "#2f74c0", idiot: "#b45f06", villager: "#64748b", good: "#2f74c0" };
   const GLYPH = {

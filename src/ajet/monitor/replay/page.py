@@ -1,7 +1,7 @@
 """A replay as one HTML page that is whole in itself: works offline, makes no request, needs no server.
 
 What each view may see is worked out here, from the audiences that the engine gave each event; the page's script
-(``page.js``, put into ``page.html`` beside this file) only shows it. Words of the replay go into the page as JSON with
+(``page_words.js`` and ``page.js``, put into ``page.html`` beside this file) only shows it. Words of the replay go into the page as JSON with
 every ``<`` escaped, and the script sets text as text, so that nothing a model said becomes markup. A
 Content-Security-Policy in the page forbids all requests.
 
@@ -18,6 +18,7 @@ from ajet.envs.werewolves.replay import Replay, View, eyes, fallen, sees
 from ajet.envs.werewolves.wording import CAUSES, KINDS, RESULTS, ROLES, Language, narrate, put
 from ajet.monitor.replay.story import known_roles, phases
 
+SCRIPTS = ("page_words.js", "page.js")
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
 
@@ -25,7 +26,7 @@ def page(replay: Replay, *, view: View = "god", language: Language = "en") -> st
     """The page, opened with a view and a language."""
     room = resources.files("ajet.monitor.replay")
     shell = (room / "page.html").read_text(encoding="utf-8")
-    script = (room / "page.js").read_text(encoding="utf-8")
+    script = "".join((room / name).read_text(encoding="utf-8") for name in SCRIPTS)
     data = json.dumps(page_data(replay, view=view, language=language), ensure_ascii=False, separators=(",", ":"))
     # Inside a script element only "<" could end it; U+2028/9 are line ends to old parsers.
     safe = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
