@@ -90,7 +90,7 @@ class ReplayApp(App[None]):
             return  # no layout yet
         width = scroll.first().scrollable_content_region.width
         phase = self._phases[self.at]
-        title = head(self.replay, self.words)
+        title = head(self.replay, self.words, short=True)
         title.truncate(self.size.width, overflow="ellipsis")
         self.query_one("#head", Static).update(title)
         self.query_one("#strip", Static).update(self._strip())

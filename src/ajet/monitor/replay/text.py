@@ -87,7 +87,8 @@ def seat_lines(replay: Replay, view: View, events: int, language: Language, widt
         line.append("▸" if seat.seat in mine else " ", "bold")
         line.append(f"{seat.seat + 1} ", "bold" if out is None else "dim")
         name = role_word(role, language)
-        line.append(name + " " * max(1, 9 - cell_len(name)), "dim strike" if out else STYLES.get(role or "", "dim"))
+        line.append(name, "dim strike" if out else STYLES.get(role or "", "dim"))
+        line.append(" " * max(1, 9 - cell_len(name)))
         if out is not None:
             how, day = out
             line.append(f"† {W[language]['died' if how == 'night' else how]}{day}", "dim")
@@ -229,8 +230,8 @@ def summary(replay: Replay, view: View, language: Language) -> list[Text]:
     return [*found, *_columns(rows)]
 
 
-def head(replay: Replay, language: Language) -> Text:
-    """What game it is, on one line."""
+def head(replay: Replay, language: Language, *, short: bool = False) -> Text:
+    """What game it is, on one line. ``short``: without why the winner won."""
     parts = [clean(replay.seed)]
     if replay.episode.label:
         parts.append(clean(replay.episode.label))
@@ -241,7 +242,10 @@ def head(replay: Replay, language: Language) -> Text:
         parts.append(
             clean(replay.episode.fate) + (f" {replay.episode.step}" if replay.episode.step is not None else "")
         )
-    return Text.assemble((result(replay, language), "bold"), (" · " + " · ".join(parts), "dim"))
+    return Text.assemble(
+        (RESULTS[language][replay.winner] if short else result(replay, language), "bold"),
+        (" · " + " · ".join(parts), "dim"),
+    )
 
 
 def whole(replay: Replay, view: View, language: Language, width: int, *, private: bool) -> Iterator[Text]:
