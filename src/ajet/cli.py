@@ -1,4 +1,4 @@
-"""``ajet-swarm``: start, demo, eval, status, overwatch, stop, doctor, replay-journal, inspect. Each command imports what it needs when it runs, so ``--help`` is instant."""
+"""``ajet-swarm``: start, demo, eval, status, overwatch, stop, doctor, replay-journal, inspect, replay, play. Each command imports what it needs when it runs, so ``--help`` is instant."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ demo_app = typer.Typer(help="Train an example on this machine, with progress and
 app.add_typer(demo_app, name="demo")
 eval_app = typer.Typer(help="Measure checkpoints on fixed deals, with intervals.", no_args_is_help=True)
 app.add_typer(eval_app, name="eval")
+play_app = typer.Typer(help="Play a game yourself.", no_args_is_help=True)
+app.add_typer(play_app, name="play")
 
 Url = Annotated[
     str,
@@ -320,6 +322,65 @@ def inspect(
         show_forks(console, found["branches"], branched)
     else:
         show_episode(console, found, table=tokens)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A recorded game of Werewolves (*.replay.json).")],
+    once: Annotated[bool, typer.Option("--once", help="Print the game as plain text.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write one page that works offline.", dir_okay=False)] = None,
+    view: Annotated[str, typer.Option(help="god, public, wolves, or a player's number.")] = "god",
+    language: Annotated[str | None, typer.Option(help="en or zh; default: the game's.")] = None,
+    replies: Annotated[
+        bool, typer.Option("--replies", help="With --once: prompts, private words and replies.")
+    ] = False,
+    join: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Add log-probs and advantages from this swarm server to FILE."),
+    ] = None,
+    exp_dir: Annotated[
+        Path | None, typer.Option(help="Add them from an experiment's folder instead.", exists=True)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the joined replay here, not into FILE.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Play a recorded game in the terminal, by day and night, through anybody's eyes; or make a page of it."""
+    from ajet.monitor.replay.command import replay as show
+
+    show(
+        file, once=once, html=html, view=view, language=language, private=replies, join_url=join, exp_dir=exp_dir,
+        out=out,
+    )  # fmt: skip
+
+
+@play_app.command("werewolves")
+def play_werewolves(
+    role: Annotated[str, typer.Option(help="werewolf, seer, witch, hunter, villager, or any.")] = "any",
+    language: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    policy: Annotated[
+        str | None, typer.Option(help="A checkpoint to play against; without it everybody else is scripted.")
+    ] = None,
+    swarm_url: Annotated[
+        str | None, typer.Option(help="Play against the policy of a running server instead of a checkpoint.")
+    ] = None,
+    policy_roles: Annotated[str, typer.Option(help="Whom the policy plays, comma-separated.")] = "werewolf,seer",
+    opponents: Annotated[str, typer.Option(help="Scripted players: easy, normal or hard.")] = "normal",
+    seed: Annotated[int | None, typer.Option(help="The deal; default: any.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Job to serve --policy with, if not the shipped one.", exists=True, dir_okay=False),
+    ] = None,
+    replay: Annotated[Path | None, typer.Option(help="Where the replay goes; default: this folder.")] = None,
+) -> None:
+    """Nine-player Werewolves: take a seat. Reads lines from a terminal or a pipe; Ctrl-C leaves."""
+    from ajet.demo.play import Table, run
+
+    table = Table(
+        role=role, language=language, seed=seed, policy=policy, swarm_url=swarm_url, opponents=opponents,  # type: ignore[arg-type]
+        policy_roles=tuple(r.strip() for r in policy_roles.split(",") if r.strip()), config=config, replay=replay,
+    )  # fmt: skip
+    raise typer.Exit(run(table))
 
 
 def main() -> None:

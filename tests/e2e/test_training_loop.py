@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from ajet.envs.werewolves.replay import load
 from tests.e2e.conftest import AGENT_ROLL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -126,6 +129,35 @@ def test_the_demo_trains_reports_and_runs_again_under_another_name(run_script, t
         assert (folder / "win_rate.png").exists()
         assert (folder / "checkpoints" / "step_000002" / "model.safetensors").exists()
         assert "Held-out deals" in output
+        kept = summary["replays"]
+        assert {which: len(paths) for which, paths in kept.items() if which != "training"} == {"initial": 6, "final": 6}
+        assert kept["final"][-1] in output.replace("\n", "")
+        for which, versions in (("initial", (0, 0)), ("final", (2, 2))):
+            for path in kept[which]:
+                replay = load(folder / path)
+                assert (replay.policy_version, replay.episode.label.split(",")[0]) == (versions, f"{which} policy")
+                assert all(x.call is not None for d in replay.decisions for x in d.exchanges)
+        deals = [{load(folder / path).seed for path in kept[which]} for which in ("initial", "final")]
+        assert deals[0] == deals[1]  # the same deals, to compare
+
+
+def test_a_person_plays_against_a_served_policy(tmp_path):
+    lines = "\n".join(["3", "5", "7", "y", "I suspect Player2.", "1", "8", "0", "n", "9", "2", "4", "6"] * 60)
+    command = ["play", "werewolves", "--role", "villager", "--seed", "5", "--policy", "ajet-tiny-werewolves"]
+    game = subprocess.run(
+        [sys.executable, "-m", "ajet.cli", *command, "--replay", str(tmp_path / "mine.json")],
+        input=lines, capture_output=True, text=True, timeout=200, cwd=tmp_path,
+    )  # fmt: skip
+    assert game.returncode == 0, game.stdout + game.stderr
+    replay = load(tmp_path / "mine.json")
+    players = {s.role: s.player for s in replay.seats if s.player != "person"}
+    assert {players["werewolf"], players["seer"]} == {"policy"}
+    assert {players["witch"], players["hunter"]} == {"scripted"}
+    spoken = [x for d in replay.decisions for x in d.exchanges if replay.seats[d.seat].player == "policy"]
+    assert spoken
+    assert all(x.call is not None for x in spoken)
+    assert (replay.episode.kind, replay.episode.fate) == ("play", "eval")
+    assert not list(tmp_path.glob("saved_experiments"))
 
 
 def test_opposed_roles_live_in_one_game_are_followed_by_small_evaluations(run_script, tmp_path, small_job):

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from ajet.client import SwarmClient
 from ajet.envs.werewolves.presets import BoardConfig
+from ajet.envs.werewolves.recording import ReplayFolder
 from ajet.envs.werewolves.workflow import ExampleWerewolves
 from ajet.schema.errors import AjetError
 from ajet.schema.task import Task, WorkflowTask
@@ -27,10 +28,12 @@ def play_deals(
     on_game: Callable[[int], None] = lambda done: None,
     first_deal: int = 0,
     board: BoardConfig = None,
+    record: ReplayFolder | None = None,
 ) -> list[Measures]:
     """Play held-out deals ``first_deal … first_deal + games - 1`` with ``role`` on the policy, everyone else scripted.
 
-    The board is the default one or what ``board`` says. Temperature 1; a deal's scripted players draw the same for every policy.
+    The board is the default one or what ``board`` says. Temperature 1; a deal's scripted players draw the same for every
+    policy. The first ``record.keep`` deals leave replays.
 
     Returns:
         What was measured, one per deal; see :func:`wins`.
@@ -38,9 +41,12 @@ def play_deals(
     Raises:
         AjetError: a deal could not be played in :data:`MAX_TRIES` tries.
     """
-    workflow = ExampleWerewolves(trainable_targets=[role], temperature=1.0, options=board)
+    plain = ExampleWerewolves(trainable_targets=[role], temperature=1.0, options=board)
+    recorded = ExampleWerewolves(trainable_targets=[role], temperature=1.0, options=board, record=record)
+    kept = record.keep if record is not None else 0
 
     def one(deal: int) -> Measures:
+        workflow = recorded if deal < first_deal + kept else plain
         task = Task(task_id=f"eval-{role}-{deal}", metadata={"split": "eval", "random_number": deal, "paired": True})
         for tries_left in reversed(range(MAX_TRIES)):
             try:

@@ -18,6 +18,7 @@ from ajet.client import SwarmClient
 from ajet.copilot.job import AgentJetJob
 from ajet.demo.evaluation import Measures, play_deals, wins
 from ajet.demo.files import write
+from ajet.demo.replays import evaluation_replays, join_replays, training_replays
 from ajet.envs.werewolves.workflow import ExampleWerewolves
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_reader import RouterTaskReader
@@ -62,7 +63,10 @@ def evaluate(
                 last[0] = time.monotonic()
                 say(phase=f"eval_{which}", done=offset + done, total=games * len(roles))
 
-        played[role] = play_deals(client, role, games, max_parallel=parallel, on_game=progress, board=board)
+        played[role] = play_deals(
+            client, role, games, max_parallel=parallel, on_game=progress, board=board,
+            record=evaluation_replays(folder, which, role),
+        )  # fmt: skip
     results = {role: wins(role, games) for role, games in played.items()}
     tree = {"seconds": time.monotonic() - started, "results": results, "measures": played}
     write(path, json.dumps(tree, separators=(",", ":")), say_waiting)
@@ -100,10 +104,17 @@ def follow_curve(
 
 
 def train(
-    client: SwarmClient, job: AgentJetJob, targets: list[str], live: Literal["alternate", "both"], seed: int
+    client: SwarmClient,
+    job: AgentJetJob,
+    targets: list[str],
+    live: Literal["alternate", "both"],
+    seed: int,
+    folder: Path,
 ) -> None:
     """Play training games until the server says that training is finished."""
-    workflow = ExampleWerewolves(trainable_targets=targets, live=live, options=job.config.env.werewolves)
+    workflow = ExampleWerewolves(
+        trainable_targets=targets, live=live, options=job.config.env.werewolves, record=training_replays(folder)
+    )
 
     def rollout(task: Task) -> None:
         with client.episode(task) as episode:
@@ -148,12 +159,13 @@ def main(argv: list[str] | None = None) -> int:
             target=follow_curve, args=(client, targets, args.folder, total, stop, board), daemon=True
         )
         curve.start()
-    train(client, job, targets, args.live, args.seed)
+    train(client, job, targets, args.live, args.seed, args.folder)
     if curve is not None:
         stop.set()
         curve.join()
     if args.eval_games:
         evaluate(client, targets, args.folder, "final", args.eval_games, job.max_env_worker, board)
+    join_replays(client, args.folder)
     say(phase="done")
     return 0
 

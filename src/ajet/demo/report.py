@@ -14,6 +14,7 @@ from ajet.demo.behaviour import behaviour
 from ajet.demo.behaviour import draw as draw_behaviour
 from ajet.demo.behaviour import table as behaviour_table
 from ajet.demo.player import CURVE
+from ajet.demo.replays import list_replays
 from ajet.evaluation.intervals import difference
 
 
@@ -70,6 +71,7 @@ def build_summary(
         "sampled_tokens": int(sum(row.get("tokens/sampled", 0) for row in history)),
         "trained_tokens": int(sum(row.get("tokens/trained", 0) for row in history)),
         "dropped": drops,
+        "replays": list_replays(folder),
     }
 
 
@@ -132,6 +134,8 @@ def print_report(summary: dict[str, Any], folder: Path, picture: Path | None, ch
     if picture:
         console.print(f"curve       {picture}")
     console.print(f"summary     {folder / 'summary.json'}")
+    for which, paths in summary["replays"].items():
+        console.print(f"replays     {len(paths)} {which}: ajet-swarm replay {folder / paths[-1]}", soft_wrap=True)
     if checkpoint:
         console.print(f"checkpoint  {checkpoint}")
 

@@ -78,16 +78,16 @@ def run(
         console.print(f"continuing the unfinished run in {folder}")
     else:
         job.dump_job_as_yaml(str(job_file))
-    port = port or _free_port()
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}"
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, terminated)
     with ExitStack() as stack:
-        server = _child(
+        server = child(
             stack,
             [sys.executable, "-m", "ajet.cli", "start", "--swarm-port", str(port), "--exp-dir", str(folder / "server")],
             folder / "demo_server.log",
         )
-        client = _child(
+        client = child(
             stack,
             [
                 sys.executable, "-m", "ajet.demo.player", "--swarm-url", url, "--job", str(job_file),
@@ -118,7 +118,7 @@ def run(
     return 0
 
 
-def _terminated(_signal: int, _frame: Any) -> None:
+def terminated(_signal: int, _frame: Any) -> None:
     raise KeyboardInterrupt  # so that both children are ended
 
 
@@ -132,7 +132,7 @@ def _experiment_name(exp_dir: Path, base: str, fresh: bool) -> str:
     raise ConfigError(f"Too many runs in {exp_dir}; remove some or give --exp-dir another folder.")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -148,7 +148,7 @@ class _Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-n:])
 
 
-def _child(stack: ExitStack, command: list[str], log: Path, *, lines: bool = False) -> _Child:
+def child(stack: ExitStack, command: list[str], log: Path, *, lines: bool = False) -> _Child:
     out = stack.enter_context(log.open("a"))
     process = subprocess.Popen(
         command,

@@ -14,6 +14,7 @@ from ajet.envs.werewolves.board import Board
 from ajet.envs.werewolves.compact import compact_prompt, parse_compact
 from ajet.envs.werewolves.endpoint import Endpoint
 from ajet.envs.werewolves.engine import Action, Game, Request
+from ajet.envs.werewolves.recording import Record
 from ajet.envs.werewolves.replies import ParsedReply, fallback
 from ajet.envs.werewolves.scripted import ScriptedPlayer
 from ajet.envs.werewolves.traffic import Traffic
@@ -93,6 +94,7 @@ class ModelPlayer:
         outcomes: decisions by :data:`Outcome`: read at once, after a repair turn, or not at all.
         calls: replies that came, repair turns included.
         traffic: what its calls cost.
+        record: told of each prompt and reply, for a replay; set before the game, or None.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class ModelPlayer:
     ) -> None:
         self.style, self.endpoint = style, endpoint
         self._api_key, self._temperature, self._rng = api_key, temperature, rng
+        self.record: Record | None = None
         self.outcomes: Counter[str] = Counter()
         self.calls = 0
         self.traffic = Traffic()
@@ -131,10 +134,17 @@ class ModelPlayer:
     async def _decide(self, request: Request) -> tuple[Action | None, Outcome]:
         messages = self.style.messages(request)
         for attempt in range(1 + self.style.repairs):
-            reply = await self.endpoint.chat(messages, self._api_key, self._temperature, self.traffic)
+            try:
+                reply = await self.endpoint.chat(messages, self._api_key, self._temperature, self.traffic)
+            except ContextLengthExceeded as error:
+                if self.record is not None:
+                    self.record(request, messages, None, ParsedReply(None, str(error)))
+                raise
             self.calls += 1
             self.style.remember(reply)
             parsed = self.style.parse(reply["content"], request)
+            if self.record is not None:
+                self.record(request, messages, reply, parsed)
             if parsed.action is not None:
                 return parsed.action, "repaired" if attempt else "valid"
             if attempt < self.style.repairs:

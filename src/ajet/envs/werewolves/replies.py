@@ -126,8 +126,9 @@ def parse_reply(text: str, request: Request) -> ParsedReply:
         return ParsedReply(None, "The reply ended inside its reasoning.")
     text = spoken[-MAX_REPLY:]
     if request.kind in ("speak", "last_words"):
-        said = [f for f in _objects(text) if any(k in f.fields for k in _SAY)]
-        say = _say(said[-1].fields, "") if said else _statement(text)
+        objects = _objects(text)
+        said = [f for f in objects if any(k in f.fields for k in _SAY)]
+        say = _say(said[-1].fields, "") if said else _statement(_without(text, objects))
         return ParsedReply(Action(say=say)) if say else ParsedReply(None, "The reply holds no statement.")
     problem = ""
     for found in reversed(_candidates(text, request)):
@@ -149,6 +150,13 @@ def without_reasoning(text: str) -> str | None:
         start = part.lower().find("<think>")
         spoken = spoken + part[:start] if start >= 0 else ""
     return None if "<think>" in last.lower() else spoken + last
+
+
+def _without(text: str, found: list[_Fields]) -> str:
+    """The text outside ``found``: an object that has no statement may hold thoughts, and is nothing to be said aloud."""
+    for part in reversed(found):
+        text = text[: part.start] + text[part.end :]
+    return text
 
 
 def _say(fields: dict[str, Any], before: str) -> str:
@@ -258,3 +266,26 @@ def fallback(request: Request, rng: random.Random) -> Action:
     if request.kind in ("speak", "last_words") or request.may_pass or not request.legal:
         return Action()
     return Action(rng.choice(request.legal))
+
+
+def private_words(text: str, request: Request, say: str) -> str:
+    """What of a reply is nobody else's: its reasoning, and its words but for the statement and the machine-readable part.
+
+    Args:
+        say: the public statement that was read from it.
+    """
+    spoken = without_reasoning(text)
+    if spoken is None:
+        return text.strip()
+    thoughts = re.findall(r"(?:^|<think>)((?:(?!</?think>).)*)</think>", text, flags=re.I | re.S)
+    if request.kind in ("speak", "last_words"):
+        machine = [f for f in _objects(spoken) if any(k in f.fields for k in _SAY)]
+    else:
+        machine = _candidates(spoken, request)
+    if machine:
+        spoken = spoken[: machine[-1].start] + spoken[machine[-1].end :]
+    place = spoken.rfind(say) if say else -1
+    if place >= 0:
+        spoken = spoken[:place] + spoken[place + len(say) :]
+    spoken = re.sub(r"```\w*", "", _MARKER.sub("", spoken))
+    return "\n".join(part for part in (*(t.strip() for t in thoughts), spoken.strip()) if part)

@@ -26,6 +26,8 @@ from ajet.envs.werewolves.metrics import measure, shares
 from ajet.envs.werewolves.play import Player, play_game
 from ajet.envs.werewolves.players import Compact, ModelPlayer, Scripted, Style
 from ajet.envs.werewolves.presets import BoardConfig, board_options
+from ajet.envs.werewolves.recording import GameRecorder, ReplayFolder
+from ajet.envs.werewolves.replay import EpisodeRef
 from ajet.envs.werewolves.rules import Role, side_of
 from ajet.envs.werewolves.strengths import STRENGTHS, Strength, scripted_player
 from ajet.envs.werewolves.usage import Prices
@@ -69,6 +71,7 @@ class ExampleWerewolves(Workflow):
         frozen_opponents: models that the swarm server serves beside the policy and never trains: ``frozen`` (the initial
             weights), ``frozen:<name>`` (one of ``model.frozen``, or a checkpoint of the same run as ``step_000010``).
             One name for all roles that are not live, or a dict by role; roles it leaves out are scripted.
+        record: where replays of some games are kept; a disk that refuses them never touches a game.
 
     Raises:
         ConfigError: an unknown role, or an option that does not exist.
@@ -99,6 +102,7 @@ class ExampleWerewolves(Workflow):
         policy_budget_s: float = 900.0,
         frozen_opponents: str | Mapping[str, str] | None = None,
         compact_models: tuple[str, ...] = (COMPACT_MODELS,),
+        record: ReplayFolder | None = None,
     ) -> None:
         self.options = board_options(options)
         if isinstance(trainable_targets, str):
@@ -157,6 +161,7 @@ class ExampleWerewolves(Workflow):
         self.external_tokens_per_min = external_tokens_per_min
         self.external_breaker_failures = external_breaker_failures
         self.external_prices = Prices.of(external_prices)
+        self.record = record
 
     # ── what a task decides ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -263,11 +268,31 @@ class ExampleWerewolves(Workflow):
                 else:
                     players[seat] = Scripted(scripted_player(game, board, seat, own, self.opponents))
             game.one_call = frozenset(one_call)
-            await play_game(game, players)
+            recorder = self._recorder(task, game, players, live)
+            await play_game(game, players, recorder.watch if recorder is not None else None)
         output = self._output(game, models, policy, external, players)
         if task.metadata.get("split") == "eval":
             output.metadata["measures"] = measure(game, live, models)
+        if recorder is not None and self.record is not None:
+            episode = EpisodeRef(
+                episode_id=workflow_task.episode_uuid or api.episode_uuid, task_id=task.task_id, label=self.record.label,
+                kind="eval" if task.metadata.get("split") == "eval" else "train",
+            )  # fmt: skip
+            await self.record.keep_replay(lambda: recorder.replay(episode, draws, output.reward))
         return output
+
+    def _recorder(
+        self, task: Task, game: Game, players: dict[int, Player], live: frozenset[int]
+    ) -> GameRecorder | None:
+        """The recorder of this game, if one is wanted; the models' players tell it what they were asked."""
+        if self.record is None or not self.record.wants(task, self.deal_number(task)):
+            return None
+        recorder = GameRecorder(game, self.language)
+        for seat, player in players.items():
+            if isinstance(player, ModelPlayer):
+                recorder.sits(seat, "policy" if seat in live else "static", player.endpoint.model)
+                player.record = recorder.exchange
+        return recorder
 
     def _output(
         self,
