@@ -17,7 +17,7 @@ from ajet.backbone.models import model_dir
 from ajet.backbone.protocol import BackboneInfo, StepResult
 from ajet.backbone.verl import mapping
 from ajet.backbone.verl.cluster import Cluster
-from ajet.backbone.verl.fingerprint import same_weights
+from ajet.backbone.fingerprint import same_weights
 from ajet.backbone.verl.rollout import Rollout
 from ajet.backbone.verl.trainer import Trainer
 from ajet.backbone.verl.watch import Watch

@@ -139,11 +139,7 @@ class _Step:
 
     def _forward(self, entries: Sequence[Entry]) -> tuple[torch.Tensor, torch.Tensor | None]:
         self.forward_tokens += sum(len(e.ids_T) for e in entries)
-        logprob_N, entropy_N = self.ranks.log_probs(entries, self.tokens, entropy=True)
-        if entropy_N is not None:
-            self._entropy += float(entropy_N.sum())
-            self._entropy_tokens += sum(len(e.flat_N) for e in entries)
-        return logprob_N, entropy_N
+        return self.ranks.log_probs(entries, self.tokens, entropy=True)
 
     def _compare(self, entries: Sequence[Entry]) -> None:
         """How far the sampler's log-probs are from the trainer's, on tokens of the current policy."""
@@ -188,6 +184,10 @@ class _Step:
                 self.correction_R_T,
             )  # fmt: skip
             logprob_N, entropy_N = self._current(entries)
+            if entropy_N is not None:
+                flat = np.concatenate([e.flat_N for e in entries])
+                self._entropy += float(entropy_N[torch.from_numpy(flat)].sum())
+                self._entropy_tokens += len(flat)
             gradient_N, entropy_gradient_N = self._differentiate(forwarded, logprob_N, entropy_N, rows, totals)
         # Without a gradient to add, an even one of zero: weight decay and moments go on as they would in one process.
         self.ranks.backward(entries, gradient_N, entropy_gradient_N)

@@ -18,7 +18,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
-from ajet.backbone.verl.fingerprint import BUCKETS, bucket_of
+from ajet.backbone.fingerprint import BUCKETS, bucket_of
 
 if get_device_name() == "cpu":
     from ajet.backbone.verl import engine_cpu, replica  # noqa: F401  (they register themselves)
@@ -41,7 +41,7 @@ class AjetWorker(TinkerActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def ajet_fingerprint(self) -> tuple[str, list[float], int]:
-        """Of this rank's shards: SHA-256, sums by bucket (see :mod:`ajet.backbone.verl.fingerprint`), parameters."""
+        """Of this rank's shards: SHA-256, sums by bucket (see :mod:`ajet.backbone.fingerprint`), parameters."""
         assert self.actor is not None
         sha, sums, count = hashlib.sha256(), [0.0] * (2 * BUCKETS), 0
         for name, parameter in sorted(self.actor.engine.module.named_parameters()):  # type: ignore[attr-defined]
