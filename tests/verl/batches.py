@@ -19,9 +19,7 @@ def recorded(net, step: int, *, seed: int = 0, temperatures=(1.0,), noise: float
     for task in range(2):
         for episode in range(3):
             for agent, tag in (("wolf 1", "werewolf"), ("wolf 2", "werewolf"), ("seer", "seer")):
-                samples = [
-                    _sample(net, random, step, temperatures, noise) for _ in range(int(random.integers(1, 4)))
-                ]
+                samples = [_sample(net, random, step, temperatures, noise) for _ in range(int(random.integers(1, 4)))]
                 reward = float(random.integers(0, 2)) if tag == "werewolf" else float(random.random())
                 rows.append(Row(f"e{task}{episode}", agent, tag, f"t{task}", reward, samples))
     return TrainBatch(step, rows)

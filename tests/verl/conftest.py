@@ -22,7 +22,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def ray_folder():
     """Short, because Ray puts sockets below it."""
-    folder = tempfile.mkdtemp(prefix="ajet-ray-", dir=tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp")
+    folder = tempfile.mkdtemp(
+        prefix="ajet-ray-", dir=tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp"
+    )
     os.environ["AJET_RAY_DIR"] = folder
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

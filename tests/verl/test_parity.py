@@ -25,7 +25,12 @@ CASES = {
     "grpo vanilla": {},
     "grpo vanilla, kl": {"use_kl_loss": True, "kl_loss_coef": 0.5},
     "gspo": {"policy_loss": "gspo", "loss_agg_mode": "seq-mean-token-mean"},
-    "gspo, kl": {"policy_loss": "gspo", "loss_agg_mode": "seq-mean-token-mean", "use_kl_loss": True, "kl_loss_coef": 0.5},
+    "gspo, kl": {
+        "policy_loss": "gspo",
+        "loss_agg_mode": "seq-mean-token-mean",
+        "use_kl_loss": True,
+        "kl_loss_coef": 0.5,
+    },
     "cispo": {"policy_loss": "cispo"},
     "cispo, kl": {"policy_loss": "cispo", "use_kl_loss": True, "kl_loss_coef": 0.5},
     "geo_mean (whole batch)": {"policy_loss": "geo_mean"},
@@ -87,7 +92,13 @@ def test_a_batch_trains_the_same_in_one_process_and_on_two_ranks(name, cluster, 
                 assert theirs.metrics[metric] == pytest.approx(ours.metrics[metric], rel=1e-5, abs=LOSS), metric
         assert ours.metrics["actor/grad_norm"] > 1e-3
         assert theirs.metrics["actor/grad_norm"] == pytest.approx(ours.metrics["actor/grad_norm"], rel=NORM)
-        for metric in ("actor/entropy", "actor/pg_clipfrac", "sampler/logprob_diff_mean", "tokens/rejected", "actor/lr"):
+        for metric in (
+            "actor/entropy",
+            "actor/pg_clipfrac",
+            "sampler/logprob_diff_mean",
+            "tokens/rejected",
+            "actor/lr",
+        ):
             # With several mini-batches one process compares the first with the sampler, the driver all of them.
             if metric in ours.metrics and not (metric.startswith("sampler/") and "mini_batch_num" in CASES[name]):
                 assert theirs.metrics[metric] == pytest.approx(ours.metrics[metric], rel=1e-3, abs=1e-6), metric

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from ajet.backbone.fingerprint import combined
 from ajet.backbone.verl import mapping
 from ajet.backbone.verl.entries import Entry, dealt, from_verl, to_verl, with_gradients
-from ajet.backbone.fingerprint import combined
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import ConfigError
 

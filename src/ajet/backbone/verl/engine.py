@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ajet.backbone.embedded.net import copy_beside, eos_ids
+from ajet.backbone.fingerprint import same_weights
 from ajet.backbone.models import model_dir
 from ajet.backbone.protocol import BackboneInfo, StepResult
 from ajet.backbone.verl import mapping
 from ajet.backbone.verl.cluster import Cluster
-from ajet.backbone.fingerprint import same_weights
 from ajet.backbone.verl.rollout import Rollout
 from ajet.backbone.verl.trainer import Trainer
 from ajet.backbone.verl.watch import Watch
@@ -136,7 +136,9 @@ class Engine:
         except FileNotFoundError:
             state = {}
         if state.get("backbone") != "verl":
-            raise ConfigError(f"{directory} is no checkpoint of backbone: verl. Start a new experiment from it: model.path.")
+            raise ConfigError(
+                f"{directory} is no checkpoint of backbone: verl. Start a new experiment from it: model.path."
+            )
         if state["world"] != self.cluster.world:
             raise ConfigError(
                 f"{directory} was saved by {state['world']} workers, and there are {self.cluster.world}. Set "

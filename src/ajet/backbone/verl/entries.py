@@ -97,7 +97,9 @@ def to_verl(entries: Sequence[Entry], *, max_tokens: int, entropy: bool, **extra
     return tu.get_tensordict(tensors, values)
 
 
-def with_gradients(data: Any, entries: Sequence[Entry], gradient_N: torch.Tensor, entropy_N: torch.Tensor | None) -> Any:
+def with_gradients(
+    data: Any, entries: Sequence[Entry], gradient_N: torch.Tensor, entropy_N: torch.Tensor | None
+) -> Any:
     """Add the loss's derivatives to what :func:`to_verl` made of ``entries``."""
     data[LOGPROB_GRADIENT] = _nested([_placed(e, gradient_N) for e in entries])
     if entropy_N is not None:

@@ -18,7 +18,9 @@ def is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def merged(base: Mapping[str, torch.Tensor], adapters: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+def merged(
+    base: Mapping[str, torch.Tensor], adapters: Mapping[str, torch.Tensor], scale: float
+) -> dict[str, torch.Tensor]:
     """``base + scale · B A`` for every module that has an adapter.
 
     Args:

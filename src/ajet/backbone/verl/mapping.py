@@ -266,4 +266,4 @@ _FREE = ("engine_kwargs", "override_config", "override_optimizer_config", "mixed
 def _free(known: set[str], parent: str) -> bool:
     """Whether ``parent`` is a mapping that takes any key."""
     parts = parent.split(".")
-    return any(part in _FREE for part in parts) and ".".join(parts[: -1]) in known | {""}
+    return any(part in _FREE for part in parts) and ".".join(parts[:-1]) in known | {""}

@@ -94,7 +94,10 @@ class Rollout:
                 _engine_id.set(engine_id)
                 try:
                     answer = await self._client.generate(
-                        session, prompt_ids=ids + out, sampling_params=self._params(sampling, limit - len(out), part), **extra
+                        session,
+                        prompt_ids=ids + out,
+                        sampling_params=self._params(sampling, limit - len(out), part),
+                        **extra,
                     )
                 except asyncio.CancelledError:
                     self._abort(engine_id)

@@ -97,7 +97,13 @@ class _Step:
     def __init__(
         self, trainer: Trainer, table: TokenTable, entries: list[Entry], advantage_R: np.ndarray, unit_R: np.ndarray
     ) -> None:
-        self.trainer, self.ranks, self.loss, self.table, self.unit_R = trainer, trainer.ranks, trainer.loss, table, unit_R
+        self.trainer, self.ranks, self.loss, self.table, self.unit_R = (
+            trainer,
+            trainer.ranks,
+            trainer.loss,
+            table,
+            unit_R,
+        )
         self.rows, self.longest, self.tokens = len(advantage_R), int(table.tokens_R.max()), len(table.id_N)
         self.row_N, self.column_N = torch.from_numpy(table.row_N), torch.from_numpy(table.column_N)
         self.old_R_T = self._scatter(torch.from_numpy(table.logprob_N))
@@ -206,7 +212,9 @@ class _Step:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The loss over the rows ``chosen``, differentiated by each token's log-prob (and entropy)."""
         leaf_N = logprob_N.clone().requires_grad_()
-        entropy_leaf_N = entropy_N.clone().requires_grad_() if self.loss.needs_entropy and entropy_N is not None else None
+        entropy_leaf_N = (
+            entropy_N.clone().requires_grad_() if self.loss.needs_entropy and entropy_N is not None else None
+        )
         index = torch.tensor(chosen)
         longest = int(self.table.tokens_R[chosen].max())
         log_prob_R_T = self._scatter(leaf_N)[index, :longest]
