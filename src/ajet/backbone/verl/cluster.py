@@ -194,7 +194,11 @@ class Cluster:
     # -- checkpoints ----------------------------------------------------------------------------------------------------
 
     def save(self, directory: Path, step: int) -> None:
+        """verl's shards into ``directory``, and the model for transformers into its ``huggingface``."""
         self.group.save_checkpoint(str(directory), global_step=step)
+        if self._lora:
+            lora = self.config.lora
+            self.group.ajet_export_merged(str(directory / "huggingface" / "model.safetensors"), lora.alpha / lora.rank)
         self._progressed()
 
     def load(self, directory: Path) -> None:

@@ -140,7 +140,7 @@ TABLE: tuple[Rule, ...] = (
          lambda c, h: True, "micro-batches by tokens"),
     Rule("(always)", (f"{A}.ppo_mini_batch_size",), lambda c, h: 1, "mini-batches are cut here, by units of rows"),
     Rule("(always)", (f"{A}.optim.total_training_steps",), lambda c, h: 1, "verl's own schedule is not used"),
-    Rule("(always)", (f"{A}.checkpoint.save_contents",), lambda c, h: ["model", "optimizer", "extra", "hf_model"]),
+    Rule("(always)", (f"{A}.checkpoint.save_contents",), lambda c, h: ["model", "optimizer", "extra", *([] if c.lora.rank else ["hf_model"])]),
     Rule("(always)", (f"{A}.checkpoint.load_contents",), lambda c, h: ["model", "optimizer", "extra"]),
     Rule("(always)", (f"{R}.load_format",), lambda c, h: "dummy" if c.lora.rank == 0 else "safetensors",
          "weights come from the trainer; with LoRA the base model from model.path"),

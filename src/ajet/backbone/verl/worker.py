@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
 from ajet.backbone.fingerprint import BUCKETS, bucket_of
+from ajet.backbone.verl.lora import is_adapter, merged, plain_name
 
 if get_device_name() == "cpu":
     from ajet.backbone.verl import engine_cpu, replica  # noqa: F401  (they register themselves)
@@ -64,3 +66,20 @@ class AjetWorker(TinkerActorRolloutRefWorker):
         import ray
 
         return ray.util.get_node_ip_address(), os.getpid()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def ajet_export_merged(self, path: str, scale: float) -> None:
+        """Write the weights with their adapters folded in, under transformers' names (gathering them is collective)."""
+        assert self.actor is not None
+        engine: Any = self.actor.engine
+        base: dict[str, torch.Tensor] = {}
+        adapters: dict[str, torch.Tensor] = {}
+        for name, tensor in engine.module.state_dict().items():
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self.rank == 0:
+                own = whole.detach().cpu().contiguous()
+                (adapters if is_adapter(name) else base)[name if is_adapter(name) else plain_name(name)] = own
+        if self.rank == 0:
+            if engine.model_config.hf_config.tie_word_embeddings:
+                base.pop("lm_head.weight", None)
+            save_file(merged(base, adapters, scale), path, metadata={"format": "pt"})
