@@ -124,26 +124,31 @@ class Driver:
 
     async def _op_train_step(self, message: dict[str, Any]) -> Any:
         engine = self._ready()
-        batch = TrainBatch.from_wire(message["batch"])
         if not engine.rollout.separate:
             engine.rollout.shut()
-        try:
-            result = await self._in_thread(engine.train, batch)
-            engine.rollout.shut()
-            await self._in_thread(engine.serve)
-        finally:
-            engine.rollout.reopen()
-        return result
+        return await self._change(engine.train, TrainBatch.from_wire(message["batch"]))
 
     async def _op_load(self, message: dict[str, Any]) -> Any:
         engine = self._ready()
         engine.rollout.shut()
-        try:
-            await self._in_thread(engine.load, Path(message["directory"]))
-            await self._in_thread(engine.serve)
-        finally:
-            engine.rollout.reopen()
+        await self._change(engine.load, Path(message["directory"]))
         return await self._in_thread(engine.info)
+
+    async def _change(self, work: Callable[[Any], Any], argument: Any) -> Any:
+        """Change the weights and serve them; what was refused changed nothing, and samplers go on all the same."""
+        engine = self._ready()
+        refused: AjetError | None = None
+        result = None
+        try:
+            result = await self._in_thread(work, argument)
+        except AjetError as error:
+            refused = error
+        engine.rollout.shut()
+        await self._in_thread(engine.serve)
+        engine.rollout.reopen()
+        if refused is not None:
+            raise refused
+        return result
 
     async def _op_save(self, message: dict[str, Any]) -> None:
         await self._in_thread(self._ready().save, Path(message["directory"]))

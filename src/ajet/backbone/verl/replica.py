@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import sys
+import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +67,7 @@ class TorchServer:
         await self._open.wait()
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._tick())
+            self._ticking.add_done_callback(_end)
         if model not in self._samplers:
             self._samplers[model] = self._make(self._load_net(), 0.2)
         limit = sampling_params.get("max_tokens", 1024)
@@ -149,6 +153,13 @@ class TorchServer:
         self._waiting.pop(key, None)
         for sampler in self._samplers.values():
             sampler.cancel(key)
+
+
+def _end(ticking: asyncio.Task[None]) -> None:
+    """A sampler that failed ends its actor: calls would wait for it for ever, and the driver watches actors."""
+    if not ticking.cancelled():
+        print("".join(traceback.format_exception(ticking.exception())), file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 class TorchReplica(RolloutReplica):
