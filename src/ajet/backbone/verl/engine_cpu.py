@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
+from verl.workers import engine as verl_engine
+
+FsdpEngine: Any = verl_engine.FSDPEngineWithLMHead  # verl puts it there only where its imports succeed
 
 
-@EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])
-class CpuFsdp2Engine(FSDPEngineWithLMHead):
+@verl_engine.EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])
+class CpuFsdp2Engine(FsdpEngine):
     """As on a GPU, but that a reference model is not offloaded: pinned memory needs an accelerator."""
 
     def _build_fsdp_module(self, module: Any) -> Any:

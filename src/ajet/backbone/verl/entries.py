@@ -75,7 +75,7 @@ def to_verl(entries: Sequence[Entry], *, max_tokens: int, entropy: bool, **extra
     """A ``TensorDict`` in verl's contract. ``extra``: more non-tensor values."""
     from verl.utils import tensordict_utils as tu
 
-    tensors = {
+    tensors: dict[str, Any] = {
         "input_ids": _nested([torch.from_numpy(e.ids_T) for e in entries]),
         "position_ids": _nested([torch.arange(len(e.ids_T)) for e in entries]),
         "loss_mask": _nested([_marked(e) for e in entries]),

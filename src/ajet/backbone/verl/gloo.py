@@ -20,10 +20,14 @@ from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 from ajet.backbone.verl import replica  # noqa: F401  (verl's checkpoint-engine workers find our replica's adapter)
 from ajet.backbone.verl.mapping import GLOO
 
+_dist: Any = dist  # stores are public, but not in torch's list of exports
 TIMEOUT = timedelta(seconds=120)
 
 
-@CheckpointEngineRegistry.register(GLOO)
+_register: Any = CheckpointEngineRegistry.register  # a function of the class, written as a method
+
+
+@_register(GLOO)
 class GlooCheckpointEngine(CheckpointEngine):
     """See the module."""
 
@@ -53,8 +57,8 @@ class GlooCheckpointEngine(CheckpointEngine):
     def init_process_group(self, rank: int, world_size: int, master: dict[str, Any]) -> None:  # type: ignore[override]
         if rank < 0:
             return
-        self._store = dist.TCPStore(master["host"], master["port"], world_size, rank == 0, timeout=TIMEOUT)
-        self._group = dist.ProcessGroupGloo(dist.PrefixStore("weights", self._store), rank, world_size, TIMEOUT)
+        self._store = _dist.TCPStore(master["host"], master["port"], world_size, rank == 0, timeout=TIMEOUT)
+        self._group = dist.ProcessGroupGloo(_dist.PrefixStore("weights", self._store), rank, world_size, TIMEOUT)
 
     async def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> Any:
         tensors = [(name, tensor.detach().contiguous()) for name, tensor in weights]  # gathering them is collective

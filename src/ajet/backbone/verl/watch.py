@@ -58,13 +58,14 @@ class Watch(threading.Thread):
 
     def _cause(self, name: str, ref: Any) -> str | None:
         import ray
+        from ray.exceptions import ActorUnavailableError, RayError
 
         try:
             ray.get(ref)
-        except ray.exceptions.ActorUnavailableError as error:
+        except ActorUnavailableError as error:
             self._unreachable[name] = self._unreachable.get(name, 0.0) + INTERVAL_S
             return f"{name} cannot be reached: {error}" if self._unreachable[name] >= UNREACHABLE_S else None
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             return f"{name} is gone: {error}"
         self._unreachable.pop(name, None)
         return None

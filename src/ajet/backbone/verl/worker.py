@@ -25,6 +25,8 @@ from ajet.backbone.verl.lora import is_adapter, merged, plain_name
 if get_device_name() == "cpu":
     from ajet.backbone.verl import engine_cpu, replica  # noqa: F401  (they register themselves)
 
+_modes: Any = Dispatch  # its members are added at run time
+ONE_TO_ALL = _modes.ONE_TO_ALL
 COLLECTIVE_TIMEOUT_S = 600.0
 
 
@@ -41,7 +43,7 @@ class AjetWorker(TinkerActorRolloutRefWorker):
             )  # fmt: skip
         super().__init__(*args, **kwargs)
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=ONE_TO_ALL)
     def ajet_fingerprint(self) -> tuple[str, list[float], int]:
         """Of this rank's shards: SHA-256, sums by bucket (see :mod:`ajet.backbone.fingerprint`), parameters."""
         assert self.actor is not None
@@ -60,14 +62,14 @@ class AjetWorker(TinkerActorRolloutRefWorker):
             sums[2 * at + 1] += float(local.double().square().sum())
         return sha.hexdigest(), sums, count
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=ONE_TO_ALL)
     def ajet_where(self) -> tuple[str, int]:
         """Host and process."""
         import ray
 
         return ray.util.get_node_ip_address(), os.getpid()
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=ONE_TO_ALL)
     def ajet_export_merged(self, path: str, scale: float) -> None:
         """Write the weights with their adapters folded in, under transformers' names (gathering them is collective)."""
         assert self.actor is not None
