@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,10 @@ from tests.verl.test_backbone import sampled
 
 
 @pytest.fixture
-def two_nodes(ray_folder):
+def two_nodes(ray_folder, monkeypatch):
     """The address of a cluster of two nodes with one slot each."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # the same for both nodes and for the driver
     port = processes.free_port()
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": processes.environment()["PYTHONPATH"]}
     common = [
