@@ -24,10 +24,10 @@ _dist: Any = dist  # stores are public, but not in torch's list of exports
 TIMEOUT = timedelta(seconds=120)
 
 
-_register: Any = CheckpointEngineRegistry.register  # a function of the class, written as a method
+_registry: Any = CheckpointEngineRegistry  # its register is a function, written as a method
 
 
-@_register(GLOO)
+@_registry.register(GLOO)
 class GlooCheckpointEngine(CheckpointEngine):
     """See the module."""
 
