@@ -1,5 +1,6 @@
 # make werewolves   set up .venv if missing, then train nine-player Werewolves on this machine
 # make test         set up .venv if missing, then run every check and test
+# make test-verl    the same in .venv-verl for backbone: verl on this machine's CPUs (Ray, two FSDP workers)
 #
 # PYTHON=python3.11        the interpreter the environment is made with (3.10 to 3.12)
 # TORCH_INDEX=URL          where to take torch from, e.g. https://download.pytorch.org/whl/cpu for the small CPU build
@@ -12,10 +13,10 @@ CONSTRAINTS := constraints.txt
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help werewolves test test-fast lint format clean
+.PHONY: help werewolves test test-fast test-verl lint format clean
 
 help:
-	@sed -n '1,6s/^# \{0,1\}//p' Makefile
+	@sed -n '1,7s/^# \{0,1\}//p' Makefile
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v=sys.version_info[:2]; sys.exit(0 if (3,10)<=v<(3,13) else "AgentJet needs Python 3.10 to 3.12, this is %d.%d. Try: make PYTHON=python3.11 …" % v)'
@@ -47,6 +48,15 @@ test: $(VENV)/.dev lint
 
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-verl:
+	$(MAKE) VENV=.venv-verl .venv-verl/.verl
+	.venv-verl/bin/python -m pytest tests/verl tests/unit/verl $(ARGS)
+
+$(VENV)/.verl: pyproject.toml $(CONSTRAINTS) $(VENV)/.torch
+	@echo "→ installing AgentJet with verl and the development tools"
+	$(BIN)/python -m pip install --progress-bar on -c $(CONSTRAINTS) -e '.[dev,verl]'
+	@touch $@
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -207,12 +207,24 @@ def doctor(
     path: Annotated[Path, typer.Argument(help="An experiment's folder, or a folder of experiments.")] = Path(
         "saved_experiments"
     ),
+    backbone: Annotated[
+        str | None, typer.Option(help="Look at this backbone instead (embedded, verl): boot it, sample, train a step.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Say what an experiment holds and whether it is sound: journal, checkpoints, disk, machine."""
     from ajet.server.doctor import examine, examine_machine, experiments
 
-    reports = [*(examine(folder) for folder in experiments(path)), examine_machine()]
+    if backbone in ("embedded", "verl"):
+        import asyncio
+
+        from ajet.server.backbone_check import examine_backbone
+
+        reports = [asyncio.run(examine_backbone(backbone)), examine_machine()]
+    elif backbone is not None:
+        raise typer.BadParameter("embedded or verl", param_hint="--backbone")
+    else:
+        reports = [*(examine(folder) for folder in experiments(path)), examine_machine()]
     sound = all(report.sound for report in reports)
     if as_json:
         print(json.dumps({"sound": sound, "reports": [report.to_dict() for report in reports]}, indent=1))

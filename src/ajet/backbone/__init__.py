@@ -5,7 +5,6 @@ from __future__ import annotations
 from ajet.backbone.models import model_dir
 from ajet.backbone.protocol import Backbone, Patience
 from ajet.default_config.schema import AjetConfig
-from ajet.schema.errors import ConfigError
 
 __all__ = ["create_backbone", "model_dir"]
 
@@ -13,10 +12,9 @@ __all__ = ["create_backbone", "model_dir"]
 def create_backbone(config: AjetConfig, patience: Patience | None = None) -> Backbone:
     """The backbone that ``config.backbone`` names, not started yet; ``patience``: before it counts as hung."""
     if config.backbone == "verl":
-        raise ConfigError(
-            "backbone: verl comes with agentjet[verl], which is not in this version. Set backbone: embedded.",
-            param="backbone",
-        )
+        from ajet.backbone.verl.process import VerlBackbone
+
+        return VerlBackbone(patience or Patience())
     from ajet.backbone.embedded.process import EmbeddedBackbone
 
     return EmbeddedBackbone(patience or Patience())

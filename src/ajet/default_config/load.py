@@ -119,7 +119,8 @@ def machine_problems(config: AjetConfig, gpus: int) -> list[str]:
     """What ``config`` asks for and a host with ``gpus`` GPUs cannot give; each entry says what to set."""
     trainer, rollout, found = config.trainer_common, config.rollout, []
     wanted = trainer.n_gpus_per_node
-    if wanted is not None and wanted > gpus:
+    elsewhere = config.backbone == "verl" and config.verl.ray_address is not None
+    if wanted is not None and wanted > gpus and not elsewhere:
         settings = f"trainer_common.n_gpus_per_node: {gpus}" + (" (0 = the CPU)" if gpus == 0 else "")
         found.append(f"trainer_common.n_gpus_per_node is {wanted}, but this host has {gpus} GPU(s). Set {settings}.")
     if config.backbone == "embedded":
@@ -138,8 +139,11 @@ def machine_problems(config: AjetConfig, gpus: int) -> list[str]:
                 f"rollout.name is {rollout.name}, but backbone embedded samples by itself. "
                 "Set rollout.name: auto, or backbone: verl."
             )
-    elif gpus == 0:
-        found.append("backbone verl needs GPUs, and this host has none. Set backbone: embedded.")
+    elif gpus == 0 and wanted is None and not elsewhere:
+        found.append(
+            "backbone verl needs GPUs, and this host has none. Set backbone: embedded, verl.ray_address where the GPUs are, "
+            "or trainer_common.n_gpus_per_node: 0 to try verl on CPUs."
+        )
     return found
 
 

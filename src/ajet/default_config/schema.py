@@ -193,6 +193,31 @@ class LoraConfig(Node):
     """Modules that get an adapter."""
 
 
+class VerlConfig(Node):
+    """What only ``backbone: verl`` reads."""
+
+    ray_address: str | None = None
+    """A running Ray cluster to join (``host:6379``, or ``auto``); default: one is started on this host."""
+    placement: Literal["colocated", "separate"] = "colocated"
+    """``colocated``: samplers and trainer share the GPUs and take turns. ``separate``: samplers have GPUs of their own."""
+    rollout_nodes: Positive = 1
+    """Hosts that sample, with ``placement: separate``."""
+    rollout_gpus_per_node: Positive = 1
+    """GPUs that sample on each of them, with ``placement: separate``."""
+    param_offload: bool = False
+    """Keep FSDP's weights in the host's memory between passes."""
+    optimizer_offload: bool = False
+    """Keep AdamW's state in the host's memory between steps."""
+    gradient_checkpointing: bool | None = None
+    """Compute activations again in the backward pass; default: on GPUs."""
+    cpu_workers: Positive = 2
+    """Training workers of a host that uses no GPU (``trainer_common.n_gpus_per_node: 0``)."""
+    boot_timeout_s: Annotated[float, Field(gt=0)] = 900.0
+    """How long Ray, its workers and the model may take to come up before that is a failure."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Any key of verl's configuration below ``actor_rollout_ref``, nested or dotted; wins over the mapping."""
+
+
 class CheckpointConfig(Node):
     keep_last: Positive = 3
     """Newest checkpoints kept; the journal leads on exactly from each. With 1 there is none before it to resume from."""
@@ -304,6 +329,7 @@ class AjetConfig(Node):
     data: DataConfig = DataConfig()
     trainer_common: TrainerConfig = TrainerConfig()
     lora: LoraConfig = LoraConfig()
+    verl: VerlConfig = VerlConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     journal: JournalConfig = JournalConfig()
     swarm: SwarmConfig = SwarmConfig()

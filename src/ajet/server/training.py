@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet.backbone.fingerprint import same_weights
 from ajet.backbone.protocol import Backbone, BackboneDied
 from ajet.default_config.schema import AjetConfig
 from ajet.pool import journal_read
@@ -127,7 +128,7 @@ async def train(
     result = await backbone.train_step(built.batch)
     digest, metrics = result.digest, {**built.metrics, **result.metrics}
     if known_digest is not None:
-        if digest != known_digest:
+        if not same_weights(digest, known_digest):
             warnings.append(
                 f"DIVERGENCE at step {formed.step}: re-applying its batch gave weights {digest[:16]}, the journal has "
                 f"{known_digest[:16]}. The run goes on from the re-applied weights; it is not the run it was."
@@ -179,7 +180,7 @@ async def replay(experiment: Experiment, backbone: Backbone) -> list[str]:
                 f"The checkpoint is of step {start}, and the journal does not have that step: it was lost, or comes from "
                 "elsewhere. The run goes on from the checkpoint; episodes that only the lost journal knew are gone."
             )
-        elif known != info.digest:
+        elif not same_weights(known, info.digest):
             warnings.append(
                 f"DIVERGENCE: the checkpoint of step {start} has weights {info.digest[:16]}, the journal has {known[:16]}."
             )

@@ -26,7 +26,7 @@ from ajet.backbone.embedded.sampler import Sampler
 from ajet.backbone.embedded.trainer import Trainer
 from ajet.backbone.models import model_dir
 from ajet.backbone.protocol import POLICY, BackboneInfo, Chunk, ModelName, Sampling, StepResult
-from ajet.default_config.schema import AjetConfig
+from ajet.default_config.schema import AjetConfig, RolloutConfig
 from ajet.schema.errors import ConfigError, DiskRefused, EngineStateConflict
 from ajet.trajectory.batch import TrainBatch
 
@@ -212,19 +212,9 @@ class Engine:
         return Trainer(self.net, self.config.trainer_common, self.frozen, self.device, self._progressed, self._lanes)
 
     def _new_sampler(self, net: Net, version: int, share: float) -> Sampler:
-        rollout = self.config.rollout
-        native = net.native()
-        one = PagedKV(net.kv_layers, 1, self.device, self.dtype, native is not None)
-        token_bytes = sum(pool.numel() * pool.element_size() for pool in [*one.k, *one.v]) // BLOCK
-        blocks = kv_blocks(
-            rollout, self.max_len, token_bytes, self.device, share,
-            sum(p.numel() for p in self.net.parameters().values()),
-        )  # fmt: skip
-        kv = PagedKV(net.kv_layers, blocks, self.device, self.dtype, native is not None)
-        max_len = min(self.max_len, (blocks - 1) * BLOCK - 1)
-        return Sampler(
-            net.extend, kv, vocab=net.vocab, max_seqs=rollout.max_num_seqs, max_len=max_len, eos=self.eos,
-            seed=self.config.trainer_common.seed, version=version, native=native,
+        return new_sampler(
+            net, self.config.rollout, self.max_len, self.device, self.dtype, self.eos, self.config.trainer_common.seed,
+            version, share, sum(p.numel() for p in self.net.parameters().values()),
         )  # fmt: skip
 
     def _set_threads(self, parameters: int | None = None) -> None:
@@ -238,6 +228,29 @@ class Engine:
             torch.set_num_threads(1)
         else:
             torch.set_num_threads(wanted or (1 if parameters < SMALL_MODEL else physical_cores()))
+
+
+def new_sampler(
+    net: Net, rollout: RolloutConfig, max_len: int, device: torch.device, dtype: torch.dtype, eos: frozenset[int],
+    seed: int, version: int, share: float, parameters: int | None = None,
+) -> Sampler:  # fmt: skip
+    """A sampler over ``net`` with a KV cache of its own.
+
+    Args:
+        share: of the memory that caches may take.
+        parameters: of the model being trained beside it; default: ``net``'s.
+    """
+    native = net.native()
+    one = PagedKV(net.kv_layers, 1, device, dtype, native is not None)
+    token_bytes = sum(pool.numel() * pool.element_size() for pool in [*one.k, *one.v]) // BLOCK
+    if parameters is None:
+        parameters = sum(p.numel() for p in net.parameters().values())
+    blocks = kv_blocks(rollout, max_len, token_bytes, device, share, parameters)
+    kv = PagedKV(net.kv_layers, blocks, device, dtype, native is not None)
+    return Sampler(
+        net.extend, kv, vocab=net.vocab, max_seqs=rollout.max_num_seqs,
+        max_len=min(max_len, (blocks - 1) * BLOCK - 1), eos=eos, seed=seed, version=version, native=native,
+    )  # fmt: skip
 
 
 def disk_refusal(error: OSError | SafetensorError) -> str | None:

@@ -16,8 +16,7 @@ class Optimizer:
         optim = config.optim
         self.count = 0
         self.last_lr = 0.0
-        self._config = optim
-        self._total = config.total_training_steps * config.mini_batch_num * config.ppo_epochs
+        self._config, self._trainer = optim, config
         self._names = sorted(parameters)
         self._tensors = [parameters[name].requires_grad_() for name in self._names]
         self._adam = torch.optim.AdamW(
@@ -29,13 +28,7 @@ class Optimizer:
 
     def learning_rate(self, count: int) -> float:
         """Of the optimizer step number ``count`` (from 0)."""
-        c = self._config
-        if count < c.lr_warmup_steps:
-            return c.lr * (count + 1) / c.lr_warmup_steps
-        if c.lr_scheduler == "constant":
-            return c.lr
-        along = min(1.0, (count - c.lr_warmup_steps) / max(1, self._total - c.lr_warmup_steps))
-        return c.lr * (c.min_lr_ratio + (1 - c.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * along)))
+        return learning_rate(self._trainer, count)
 
     def step(self) -> tuple[float, bool]:
         """Clip and apply; the gradient's norm before clipping, and whether it was applied (not if non-finite)."""
@@ -69,3 +62,15 @@ class Optimizer:
                     key: tensors[f"{key}/{name}"].to("cpu" if key == "step" else tensor.device).clone()
                     for key in ("step", "exp_avg", "exp_avg_sq")
                 }
+
+
+def learning_rate(config: TrainerConfig, count: int) -> float:
+    """Of the optimizer step number ``count`` (from 0)."""
+    c = config.optim
+    if count < c.lr_warmup_steps:
+        return c.lr * (count + 1) / c.lr_warmup_steps
+    if c.lr_scheduler == "constant":
+        return c.lr
+    total = config.total_training_steps * config.mini_batch_num * config.ppo_epochs
+    along = min(1.0, (count - c.lr_warmup_steps) / max(1, total - c.lr_warmup_steps))
+    return c.lr * (c.min_lr_ratio + (1 - c.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * along)))

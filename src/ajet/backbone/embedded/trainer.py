@@ -82,7 +82,7 @@ class Trainer:
         table, pieces = lay_out(rows)
         if not pieces:
             raise InvalidRequest(f"The batch of step {batch.step} has no trained tokens in its {len(rows)} rows.")
-        _check(rows, table, self.net.vocab)
+        check_rows(rows, table, self.net.vocab)
         loss = self._row_loss()
         torch.manual_seed(mix(self.config.seed, batch.step))  # clip_cov draws
         started = time.perf_counter()
@@ -135,7 +135,7 @@ class Trainer:
         return self._loss
 
 
-def _check(rows: Sequence[Row], table: TokenTable, vocab: int) -> None:
+def check_rows(rows: Sequence[Row], table: TokenTable, vocab: int) -> None:
     """Refuse what would crash or poison the step. A NaN would not always show in the gradient: verl's clamps swallow some."""
     for row in rows:
         if not math.isfinite(row.reward):
