@@ -1,5 +1,7 @@
 """Sampler, trainer and model in one process: everything the worker does, without the pipes. One thread owns it.
 
+Where ``rollout.name`` is another sampler, that one serves the policy and gets each version by :meth:`Engine.export`.
+
 The frozen initial model is loaded from ``model.path`` when something first asks for it: a call with
 ``model="frozen"``, or a KL term.
 """
@@ -58,7 +60,7 @@ class Engine:
         self._frozen: Net | None = None
         self._frozen_sampler: Sampler | None = None
         self.trainer = self._new_trainer()
-        self._sampler = self._new_sampler(self.net, 0, share=0.8)
+        self._sampler = self._new_sampler(self.net, 0, share=0.8) if config.rollout.name != "vllm" else None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -89,7 +91,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return self._sampler.busy or (self._frozen_sampler is not None and self._frozen_sampler.busy)
+        return any(sampler.busy for sampler in self._samplers())
 
     def submit(self, key: int, ids: list[int], sampling: Sampling, model: ModelName, stream: bool) -> None:
         if model == "frozen" and self._frozen_sampler is None:
@@ -99,24 +101,39 @@ class Engine:
         sampler.submit(key, ids, sampling, stream)
 
     def cancel(self, key: int) -> None:
-        for sampler in (self._sampler, self._frozen_sampler):
-            if sampler is not None:
-                sampler.cancel(key)
+        for sampler in self._samplers():
+            sampler.cancel(key)
 
     def tick(self) -> list[tuple[int, Chunk]]:
-        out = self._sampler.tick() if self._sampler.busy else []
-        if self._frozen_sampler is not None and self._frozen_sampler.busy:
-            out += self._frozen_sampler.tick()
-        return out
+        return [chunk for sampler in self._samplers() if sampler.busy for chunk in sampler.tick()]
 
     def stats(self) -> dict[str, float]:
-        out = self._sampler.stats()
+        out = self._sampler.stats() if self._sampler is not None else {}
         if self._frozen_sampler is not None:
             out |= {f"frozen_{k}": v for k, v in self._frozen_sampler.stats().items()}
         return out
 
     def load_weights(self, version: int) -> None:
         """Sampler and trainer share weights: there is nothing to load, only to check."""
+        self._check_version(version)
+
+    def export(self, version: int, directory: Path) -> None:
+        """Write the weights as they are served, in transformers' format, for another sampler to read; not fsynced."""
+        self._check_version(version)
+        try:
+            self.net.save(directory)
+        except (OSError, SafetensorError) as error:
+            refused = disk_refusal(error)
+            if refused is None:
+                raise
+            raise DiskRefused(
+                f"{directory} has no room for the weights that the sampler is to load ({refused}). Free some space there."
+            ) from error
+
+    def _samplers(self) -> list[Sampler]:
+        return [sampler for sampler in (self._sampler, self._frozen_sampler) if sampler is not None]
+
+    def _check_version(self, version: int) -> None:
         if version != self.trainer.step:
             raise EngineStateConflict(
                 f"The backbone serves policy {self.trainer.step}, not {version}: train or load that step first."
@@ -127,7 +144,8 @@ class Engine:
     def train_step(self, batch: TrainBatch) -> StepResult:
         self._keep_initial()
         result = self.trainer.train_step(batch)
-        self._sampler.refresh(self.trainer.step)
+        if self._sampler is not None:
+            self._sampler.refresh(self.trainer.step)
         return result
 
     def save(self, directory: Path) -> None:
@@ -196,7 +214,8 @@ class Engine:
         self.trainer = self._new_trainer()
         self.trainer.step = state["step"]
         self.trainer.optimizer.load_state(tensors, state["optimizer_steps"])
-        self._sampler.refresh(self.trainer.step)
+        if self._sampler is not None:
+            self._sampler.refresh(self.trainer.step)
         return self.info()
 
     def _keep_initial(self) -> None:
