@@ -17,6 +17,10 @@ def create_backbone(config: AjetConfig, patience: Patience | None = None) -> Bac
             "backbone: verl comes with agentjet[verl], which is not in this version. Set backbone: embedded.",
             param="backbone",
         )
+    if config.rollout.name == "vllm":
+        from ajet.backbone.vllm.backbone import VllmBackbone
+
+        return VllmBackbone(patience or Patience())
     from ajet.backbone.embedded.process import EmbeddedBackbone
 
     return EmbeddedBackbone(patience or Patience())

@@ -19,9 +19,8 @@ import torch
 from ajet.backbone.embedded.draw import draw
 from ajet.backbone.embedded.native import NativeForward, Ragged
 from ajet.backbone.embedded.paged import BLOCK, Extension, PagedKV
-from ajet.backbone.embedded.request import Request, check_sampling
+from ajet.backbone.embedded.request import Request, check_prompt, check_sampling
 from ajet.backbone.protocol import Chunk, FinishReason, Sampling
-from ajet.schema.errors import ContextLengthExceeded, InvalidRequest
 
 _SHARED_RUN = 4 * BLOCK
 """A prompt waits a tick for another that is computing at least this many of the tokens it needs, too."""
@@ -99,19 +98,7 @@ class Sampler:
 
     def submit(self, key: int, ids: list[int], sampling: Sampling, stream: bool = False) -> None:
         """Queue a request. Its chunks come from :meth:`tick` under ``key``."""
-        if not ids:
-            raise InvalidRequest("The prompt has no tokens: send at least one.", param="prompt")
-        if len(ids) >= self._max_len:
-            raise ContextLengthExceeded(
-                f"The prompt has {len(ids)} tokens and max_model_len is {self._max_len}: shorten the history, or raise "
-                "rollout.max_model_len.", param="messages",
-            )  # fmt: skip
-        if max(ids) >= self._vocab or min(ids) < 0:
-            raise InvalidRequest(
-                f"The prompt has token id {max(ids) if max(ids) >= self._vocab else min(ids)} and the model's vocabulary "
-                f"has {self._vocab}: tokenizer and model do not belong together.",
-                param="messages",
-            )
+        check_prompt(ids, self._vocab, self._max_len)
         check_sampling(sampling)
         seed = sampling.seed if sampling.seed is not None else self._random.getrandbits(64)
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)
