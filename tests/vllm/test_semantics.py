@@ -66,7 +66,8 @@ async def test_what_is_sampled_follows_its_log_probs(backbone, source):
     for how in (Sampling(max_tokens=1, ignore_eos=True), Sampling(temperature=1.3, top_k=12, max_tokens=1, ignore_eos=True)):
         drawn: Counter[int] = Counter()
         for _ in range(15):
-            drawn.update((await reply).ids[0] for reply in [asyncio.create_task(ask(backbone, PROMPT, how)) for _ in range(100)])
+            replies = await asyncio.gather(*(ask(backbone, PROMPT, how) for _ in range(100)))
+            drawn.update(reply.ids[0] for reply in replies)
         expected = distribution(logits_V, how).exp() * drawn.total()
         assert set(drawn) <= set(expected.nonzero()[:, 0].tolist())
         common = [i for i in range(VOCAB) if expected[i] >= 5]
@@ -84,7 +85,7 @@ async def test_a_reply_ends_with_its_stop_token_or_at_its_limit(backbone):
     stopped = await ask(backbone, PROMPT, Sampling(seed=3, max_tokens=30, ignore_eos=True, stop_token_ids=(stop,)))
     assert stopped.ids == free.ids[: free.ids.index(stop) + 1]
     assert stopped.finish_reason == "stop"
-    replies = await asyncio.gather(*(ask(backbone, PROMPT, Sampling(temperature=3.0, seed=s, max_tokens=350)) for s in range(8)))
+    replies = await asyncio.gather(*(ask(backbone, PROMPT, Sampling(temperature=2.0, seed=s, max_tokens=350)) for s in range(8)))
     ended = [reply for reply in replies if reply.finish_reason == "stop"]
     assert ended
     assert all(reply.ids[-1] == EOS and EOS not in reply.ids[:-1] for reply in ended)
@@ -117,6 +118,7 @@ async def test_a_seed_names_a_reply(backbone):
     ("prompt", "how", "error", "names"),
     [
         (PROMPT, Sampling(temperature=0.005), InvalidRequest, "raises it to 0.01"),
+        (PROMPT, Sampling(temperature=2.5), InvalidRequest, "takes 2 at most"),
         (PROMPT, Sampling(top_logprobs=21), InvalidRequest, "top_logprobs"),
         (PROMPT, Sampling(max_tokens=0), InvalidRequest, "max_tokens"),
         ([], Sampling(), InvalidRequest, "no tokens"),

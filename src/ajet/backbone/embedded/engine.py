@@ -238,7 +238,7 @@ class Engine:
             rollout, self.max_len, token_bytes, self.device, share,
             sum(p.numel() for p in self.net.parameters().values()),
         )  # fmt: skip
-        kv = PagedKV(net.kv_layers, blocks, self.device, self.dtype, native is not None)
+        kv = PagedKV(net.kv_layers, blocks, self.device, self.dtype, native is not None, net.packs())
         max_len = min(self.max_len, (blocks - 1) * BLOCK - 1)
         return Sampler(
             net.extend, kv, vocab=net.vocab, max_seqs=rollout.max_num_seqs, max_len=max_len, eos=self.eos,
@@ -295,6 +295,7 @@ def _device(config: AjetConfig) -> torch.device:
         return torch.device("cpu")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # else each `empty` is a write over all of it
     return torch.device("cuda", 0)
 
 

@@ -24,8 +24,10 @@ from ajet.backbone.protocol import Chunk, FinishReason, Sampling
 
 _SHARED_RUN = 4 * BLOCK
 """A prompt waits a tick for another that is computing at least this many of the tokens it needs, too."""
-_PASS_TOKENS = {"cpu": 2048, "cuda": 16384}
+_PASS_TOKENS = 2048
 """Tokens one prefill pass takes at most; also the longest portion of one prompt."""
+_PACKED_PASS_TOKENS = 16384
+"""The same over a packed cache, where no mask of all pairs of new and cached tokens is made."""
 
 
 _TOGETHER, _PATIENCE = 8, 3
@@ -68,7 +70,7 @@ class Sampler:
         self.version = version
         self._forward, self._kv, self._native = forward, kv, native
         self._vocab, self._max_len, self._eos = vocab, max_len, eos
-        self._pass_tokens = _PASS_TOKENS.get(kv.device.type, 2048)
+        self._pass_tokens = _PACKED_PASS_TOKENS if kv.packed else _PASS_TOKENS
         self._random = random.Random(seed)
         self._order = itertools.count()
         self._waiting: deque[Request] = deque()

@@ -21,6 +21,7 @@ from ajet.backbone.protocol import BackboneDied, BackboneInfo, Chunk, ModelName,
 from ajet.backbone.vllm.handover import handover, remove_leftovers
 from ajet.backbone.vllm.installed import installed_version
 from ajet.backbone.vllm.private import ENVIRONMENT
+from ajet.backbone.vllm.sampling import check_config
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import DiskRefused
 from ajet.trajectory.batch import TrainBatch
@@ -55,6 +56,7 @@ class VllmBackbone:
         installed_version()
         config = AjetConfig.model_validate(job)
         check_job(config)
+        check_config(config.rollout)
         remove_leftovers()
         self._sleeps = config.rollout.sleep_while_training
         try:

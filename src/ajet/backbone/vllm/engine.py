@@ -34,7 +34,7 @@ from ajet.backbone.vllm import private
 from ajet.backbone.vllm.sampling import check_exact, to_vllm
 from ajet.backbone.vllm.settings import Shape, cpu_kv_bytes, engine_args, gpu_share
 from ajet.default_config.schema import AjetConfig
-from ajet.schema.errors import ConfigError, EngineStateConflict
+from ajet.schema.errors import ConfigError, EngineStateConflict, InvalidRequest
 
 STALLED_S = 900.0
 """Without any token while requests wait: vLLM's scheduler does not come any further."""
@@ -151,10 +151,12 @@ class VllmEngine:
         check_prompt(ids, self._vocab, self._max_len)
         check_sampling(sampling)
         check_exact(sampling)
-        params = SamplingParams(
-            **to_vllm(sampling, self._eos, self._max_len - len(ids)), output_kind=RequestOutputKind.DELTA
-        )
-        self._engine.add_request(str(key), {"prompt_token_ids": ids}, params)
+        how = to_vllm(sampling, self._eos, self._max_len - len(ids))
+        try:
+            params = SamplingParams(**how, output_kind=RequestOutputKind.DELTA)
+            self._engine.add_request(str(key), {"prompt_token_ids": ids}, params)
+        except ValueError as error:  # what the checks above do not know of
+            raise InvalidRequest(f"vLLM does not take this request: {error}") from error
         if not self._replies:
             self._last_token = time.monotonic()
         self._replies[key] = _Reply(sampling, stream)

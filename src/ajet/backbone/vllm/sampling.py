@@ -6,15 +6,33 @@ from collections.abc import Iterable
 from typing import Any
 
 from ajet.backbone.protocol import Sampling
-from ajet.schema.errors import InvalidRequest
+from ajet.default_config.schema import RolloutConfig
+from ajet.schema.errors import ConfigError, InvalidRequest
 
 COLDEST = 0.01
 """vLLM raises any temperature between 0 and this one to it."""
+HOTTEST = 2.0
+"""vLLM takes no higher temperature."""
 MAX_TOP_LOGPROBS = 20
 
 
+def check_config(rollout: RolloutConfig) -> None:
+    """Raises :class:`ConfigError` for temperatures of the job that no call could be sampled with."""
+    for key, value in (("temperature", rollout.temperature), ("val_kwargs.temperature", rollout.val_kwargs.temperature)):
+        if value and not COLDEST <= value <= HOTTEST:
+            raise ConfigError(
+                f"rollout.{key} is {value:g}, and vLLM samples at temperatures from {COLDEST} to {HOTTEST:g}. Set one of "
+                "these, or rollout.name: auto.", param=f"rollout.{key}",
+            )  # fmt: skip
+
+
 def check_exact(sampling: Sampling) -> None:
-    """Raises :class:`InvalidRequest` for what vLLM would change silently."""
+    """Raises :class:`InvalidRequest` for what vLLM would change silently, or does not take."""
+    if sampling.temperature > HOTTEST:
+        raise InvalidRequest(
+            f"temperature {sampling.temperature:g} cannot be sampled by vLLM, which takes {HOTTEST:g} at most.",
+            param="temperature",
+        )
     if 0 < sampling.temperature < COLDEST:
         raise InvalidRequest(
             f"temperature {sampling.temperature:g} cannot be sampled by vLLM, which raises it to {COLDEST}. Use 0 (the most "
