@@ -57,7 +57,9 @@ def test_a_tied_head_is_stale_after_vllms_own_reload_and_right_after_ours(engine
     assert logprob_gap(first, PROMPT, reply_of(engine), HOW) < 1e-4
     engine._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(second)})
     engine._engine.reset_prefix_cache()
-    assert logprob_gap(second, PROMPT, reply_of(engine), HOW) > 0.1, "vLLM mends it by itself: drop redispatch_tied_head"
+    assert logprob_gap(second, PROMPT, reply_of(engine), HOW) > 0.1, (
+        "vLLM mends it by itself: drop redispatch_tied_head"
+    )
     reload_log = logging.getLogger(private.RELOAD_LOG)
     reload_log.addHandler(caplog.handler)
     try:

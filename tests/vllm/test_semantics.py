@@ -63,7 +63,10 @@ async def test_what_is_sampled_follows_its_log_probs(backbone, source):
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     with torch.no_grad():
         logits_V = model(torch.tensor([PROMPT])).logits[0, -1]
-    for how in (Sampling(max_tokens=1, ignore_eos=True), Sampling(temperature=1.3, top_k=12, max_tokens=1, ignore_eos=True)):
+    for how in (
+        Sampling(max_tokens=1, ignore_eos=True),
+        Sampling(temperature=1.3, top_k=12, max_tokens=1, ignore_eos=True),
+    ):
         drawn: Counter[int] = Counter()
         for _ in range(15):
             replies = await asyncio.gather(*(ask(backbone, PROMPT, how) for _ in range(100)))
@@ -85,7 +88,9 @@ async def test_a_reply_ends_with_its_stop_token_or_at_its_limit(backbone):
     stopped = await ask(backbone, PROMPT, Sampling(seed=3, max_tokens=30, ignore_eos=True, stop_token_ids=(stop,)))
     assert stopped.ids == free.ids[: free.ids.index(stop) + 1]
     assert stopped.finish_reason == "stop"
-    replies = await asyncio.gather(*(ask(backbone, PROMPT, Sampling(temperature=2.0, seed=s, max_tokens=350)) for s in range(8)))
+    replies = await asyncio.gather(
+        *(ask(backbone, PROMPT, Sampling(temperature=2.0, seed=s, max_tokens=350)) for s in range(8))
+    )
     ended = [reply for reply in replies if reply.finish_reason == "stop"]
     assert ended
     assert all(reply.ids[-1] == EOS and EOS not in reply.ids[:-1] for reply in ended)

@@ -103,7 +103,7 @@ async def test_every_update_path_serves_what_the_trainer_has(served, tmp_path):
     await backbone.train_step(tiny.make_batch(2))
     await backbone.save(str(second := folder("second")))
     running = [asyncio.create_task(ask(backbone, [*PROMPT[:30], 9 + i], long)) for i in range(4)]
-    while (await backbone.stats())["active"] < 4:  # noqa: ASYNC110  (each look waits for the sampler's answer)
+    while (await backbone.stats())["active"] < 4:
         pass
     await backbone.load_weights(2)
     mixed = 0

@@ -20,6 +20,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+from ajet.default_config.schema import BUILTIN_MODEL
 from ajet.pool import journal_read
 from tests.faults import kills
 from tests.faults.processes import Server, children, kill, python, until
@@ -34,7 +35,7 @@ def playing(folder: Path) -> Iterator[tuple[Server, subprocess.Popen[bytes]]]:
     """A server that has booted and a client that plays until training is finished."""
     job = kills.job_file(folder, STEPS, groups=3, repeat=2, seed=0)
     tree = yaml.safe_load(job.read_text())
-    tree["ajet"]["model"]["path"] = str(save_werewolves(folder / "model"))
+    tree["ajet"]["model"].update(path=str(save_werewolves(folder / "model")), served_name=BUILTIN_MODEL)
     tree["ajet"]["rollout"].update(name="vllm", max_env_worker=12)
     tree["ajet"]["trainer_common"].update(save_freq=1, mini_batch_num=1)
     tree["ajet"]["trainer_common"]["optim"]["lr_warmup_steps"] = 0
@@ -91,7 +92,9 @@ def test_a_run_survives_its_servers_and_its_samplers_death_and_every_token_is_of
         began = time.monotonic()
         until(lambda: (server.status() or {}).get("last_error"), 60, "the report of the death")
         assert "vLLM process ended with code -9" in server.status()["last_error"]
-        until(lambda: rolling_at(server, 2) and sampler_pid(server) not in (None, victim), 240, "the sampler's recovery")
+        until(
+            lambda: rolling_at(server, 2) and sampler_pid(server) not in (None, victim), 240, "the sampler's recovery"
+        )
         print(f"sampler killed: ROLLING again after {time.monotonic() - began:.1f} s")
 
         found = kills.finish(tmp_path, server, client)

@@ -41,7 +41,14 @@ def _every_way(request, monkeypatch):
 def make_sampler(directory, blocks=400, max_seqs=16, max_len=300, seed=0):
     net = load_net(directory, CPU, torch.float32)
     forward = net.native()
-    kv = PagedKV(net.kv_layers, blocks, CPU, torch.float32, tiled=forward is not None, packed=PACKED and isinstance(net, Qwen2Net))
+    kv = PagedKV(
+        net.kv_layers,
+        blocks,
+        CPU,
+        torch.float32,
+        tiled=forward is not None,
+        packed=PACKED and isinstance(net, Qwen2Net),
+    )
     sampler = Sampler(
         net.extend,
         kv,

@@ -36,7 +36,9 @@ def test_log_probs_entropies_and_gradients_in_chunks_are_those_over_all_logits(c
 
     def run(chunked):
         h_, head_ = h.clone().requires_grad_(), head.clone().requires_grad_()
-        logprob, entropy = in_chunks(h_, head_, ids, temperature, chunk) if chunked else from_logits(h_ @ head_.T, ids, temperature)
+        logprob, entropy = (
+            in_chunks(h_, head_, ids, temperature, chunk) if chunked else from_logits(h_ @ head_.T, ids, temperature)
+        )
         entropy = entropy()
         ((logprob * to_logprob).sum() + (entropy * to_entropy).sum()).backward()
         return logprob, entropy, h_.grad, head_.grad

@@ -52,7 +52,12 @@ class _Chunks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, h_N_H: torch.Tensor, head_V_H: torch.Tensor, id_N: torch.Tensor, scale_N: torch.Tensor | None, chunk: int
+        ctx: Any,
+        h_N_H: torch.Tensor,
+        head_V_H: torch.Tensor,
+        id_N: torch.Tensor,
+        scale_N: torch.Tensor | None,
+        chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprob_N = torch.empty(len(h_N_H), device=h_N_H.device, dtype=_wide(h_N_H))
         entropy_N, lse_N = torch.empty_like(logprob_N), torch.empty_like(logprob_N)

@@ -69,6 +69,8 @@ class Optimizer:
         for name, tensor in zip(self._names, self._tensors, strict=True):
             if f"step/{name}" in tensors:
                 self._adam.state[tensor] = {
-                    key: tensors[f"{key}/{name}"].to("cpu" if key == "step" and not self._fused else tensor.device).clone()
+                    key: tensors[f"{key}/{name}"]
+                    .to("cpu" if key == "step" and not self._fused else tensor.device)
+                    .clone()
                     for key in ("step", "exp_avg", "exp_avg_sq")
                 }

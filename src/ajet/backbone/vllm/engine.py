@@ -89,9 +89,7 @@ class VllmEngine:
             memory: dict[str, Any] = {"kv_cache_memory_bytes": cpu_kv_bytes(config.rollout, shape, max_len, item)}
         else:
             free, total = torch.cuda.mem_get_info()
-            memory = {
-                "gpu_memory_utilization": gpu_share(config.rollout, free, total, parameters, item * parameters)
-            }
+            memory = {"gpu_memory_utilization": gpu_share(config.rollout, free, total, parameters, item * parameters)}
             if config.rollout.kv_cache_gib is not None:
                 memory["kv_cache_memory_bytes"] = int(config.rollout.kv_cache_gib * 2**30)
         arguments = engine_args(

@@ -18,7 +18,10 @@ MAX_TOP_LOGPROBS = 20
 
 def check_config(rollout: RolloutConfig) -> None:
     """Raises :class:`ConfigError` for temperatures of the job that no call could be sampled with."""
-    for key, value in (("temperature", rollout.temperature), ("val_kwargs.temperature", rollout.val_kwargs.temperature)):
+    for key, value in (
+        ("temperature", rollout.temperature),
+        ("val_kwargs.temperature", rollout.val_kwargs.temperature),
+    ):
         if value and not COLDEST <= value <= HOTTEST:
             raise ConfigError(
                 f"rollout.{key} is {value:g}, and vLLM samples at temperatures from {COLDEST} to {HOTTEST:g}. Set one of "
