@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,12 +30,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def engine(models: tuple[Path, Path]) -> Iterator[object]:
+def engine(models: tuple[Path, Path]) -> object:
     """In this process, as in the sampler's own."""
     os.environ.update(private.ENVIRONMENT)
     from ajet.backbone.vllm.engine import VllmEngine
 
-    yield VllmEngine(config_for(models[0]), device="cpu", parameters=1, max_len=400)
+    return VllmEngine(config_for(models[0]), device="cpu", parameters=1, max_len=400)
 
 
 def reply_of(engine, key: int = 1) -> Chunk:

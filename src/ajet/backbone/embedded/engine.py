@@ -295,7 +295,8 @@ def _device(config: AjetConfig) -> torch.device:
         return torch.device("cpu")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # else each `empty` is a write over all of it
+    # Else each `empty` is a write over all of it. (A property of the module, set through its class.)
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
     return torch.device("cuda", 0)
 
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm import EngineArgs, LLMEngine, SamplingParams
-from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind
+from vllm import EngineArgs, LLMEngine, SamplingParams  # pyright: ignore[reportMissingImports]
+from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
 from ajet.backbone.embedded.net import eos_ids
 from ajet.backbone.embedded.request import check_prompt, check_sampling

@@ -18,7 +18,9 @@ ENVIRONMENT = {
 
 def cpu_head_sizes() -> list[int]:
     """Head sizes that vLLM's attention on a CPU has kernels for."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    from vllm.v1.attention.backends.cpu_attn import (  # pyright: ignore[reportMissingImports]
+        CPUAttentionBackend,
+    )
 
     return list(CPUAttentionBackend.get_supported_head_sizes())
 
@@ -29,7 +31,9 @@ def redispatch_tied_head(worker: Any) -> bool:
     On a CPU vLLM multiplies by a packed copy of each weight. ``reload_weights`` packs again what it loads, and a tied
     output layer loads nothing: it would go on with the old copy, silently.
     """
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+    from vllm.model_executor.layers.utils import (  # pyright: ignore[reportMissingImports]
+        dispatch_cpu_unquantized_gemm,
+    )
 
     model = worker.model_runner.get_model()
     head = getattr(model, "lm_head", None)
