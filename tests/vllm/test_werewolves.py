@@ -109,6 +109,7 @@ def test_a_run_survives_its_servers_and_its_samplers_death_and_every_token_is_of
 def check_versions(experiment: Path) -> None:
     """Each journaled token's log-prob is the one that the checkpoint of the version it names gives it."""
     folders = {int(re.sub(r"\D", "", f.name)): f for f in (experiment / "checkpoints").glob("step_*")}
+    torch.set_num_threads(1)
     job = yaml.safe_load((experiment / "job.yaml").read_text())["ajet"]
     folders[0] = Path(job["model"]["path"])
     models = {v: AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32).eval() for v, f in folders.items()}
