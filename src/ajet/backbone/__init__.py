@@ -15,6 +15,10 @@ def create_backbone(config: AjetConfig, patience: Patience | None = None) -> Bac
         from ajet.backbone.verl.process import VerlBackbone
 
         return VerlBackbone(patience or Patience())
+    if config.rollout.name == "vllm":
+        from ajet.backbone.vllm.backbone import VllmBackbone
+
+        return VllmBackbone(patience or Patience())
     from ajet.backbone.embedded.process import EmbeddedBackbone
 
     return EmbeddedBackbone(patience or Patience())

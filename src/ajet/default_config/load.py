@@ -134,10 +134,14 @@ def machine_problems(config: AjetConfig, gpus: int) -> list[str]:
                 found.append(
                     f"{key} is {value}, but backbone embedded uses one device. Set {key}: 1, or backbone: verl."
                 )
-        if rollout.name not in ("auto", "embedded"):
+        if rollout.name not in ("auto", "embedded", "vllm"):
             found.append(
-                f"rollout.name is {rollout.name}, but backbone embedded samples by itself. "
+                f"rollout.name is {rollout.name}, which needs backbone: verl; backbone embedded samples by itself or by vllm. "
                 "Set rollout.name: auto, or backbone: verl."
+            )
+        if rollout.sleep_while_training and rollout.name != "vllm":
+            found.append(
+                f"rollout.sleep_while_training needs rollout.name: vllm, and it is {rollout.name}. Set it to false."
             )
     elif gpus == 0 and wanted is None and not elsewhere:
         found.append(

@@ -50,7 +50,8 @@ class ValKwargs(Node):
 
 class RolloutConfig(Node):
     name: Literal["auto", "embedded", "vllm", "sglang"] = "auto"
-    """What samples. ``auto``: the embedded sampler for ``backbone: embedded``."""
+    """What samples. ``auto``: the embedded sampler for ``backbone: embedded``. ``vllm`` there: vLLM in a process of its own
+    beside the embedded trainer."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 0.9
     """Sampling temperature of calls that do not choose one."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -69,6 +70,8 @@ class RolloutConfig(Node):
     """Share of GPU memory the sampler may plan with."""
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
     """Memory for the sampler's KV cache; default: chosen from what is free."""
+    sleep_while_training: bool = False
+    """vLLM on a GPU: give its memory to the trainer during an update; calls wait meanwhile."""
     tensor_model_parallel_size: Positive = 1
     """GPUs one sampler spans (backbone verl)."""
     val_kwargs: ValKwargs = ValKwargs()

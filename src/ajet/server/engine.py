@@ -338,6 +338,7 @@ class Engine:
                 self.warn(warning)
             for warning in await training.replay(experiment, backbone):
                 self._divergence(warning)
+            await backbone.load_weights(experiment.step)
         except BaseException:
             await self._close_quietly(backbone)
             raise

@@ -143,6 +143,14 @@ def _start(path: Path, home: Path, formed: list[BatchFormed]) -> Checkpoint | No
     )
 
 
+def _without_sampler(config: AjetConfig) -> AjetConfig:
+    """Nothing is sampled here, and the embedded trainer is the same beside any sampler."""
+    if config.backbone != "embedded" or config.rollout.name in ("auto", "embedded"):
+        return config
+    rollout = config.rollout.model_copy(update={"name": "auto", "sleep_while_training": False})
+    return config.model_copy(update={"rollout": rollout})
+
+
 async def _boot(
     make: Callable[[AjetConfig], Backbone], config: AjetConfig, threads: int, before: Backbone | None,
     checkpoint: Checkpoint | None,
@@ -154,6 +162,7 @@ async def _boot(
             source = stack.enter_context(tempfile.TemporaryDirectory(prefix="ajet-replay-"))
             await before.save(source)
             await before.close()
+        config = _without_sampler(config)
         backbone = make(config)
         try:
             info = await backbone.start(backbone_job(config, threads))

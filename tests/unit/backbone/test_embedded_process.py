@@ -150,7 +150,7 @@ async def test_long_work_with_progress_is_no_hang_and_neither_is_idling(qwen2_di
         began = time.monotonic()
         await backbone.train_step(tiny.make_batch(2, games=30))
         games = int(30 * 3 * STUCK_S / (time.monotonic() - began))
-        backbone._patience = Patience(frozen_s=30.0, stuck_s=STUCK_S)
+        backbone.worker.patience = Patience(frozen_s=30.0, stuck_s=STUCK_S)
         began = time.monotonic()
         await backbone.train_step(tiny.make_batch(3, games=games))
         assert time.monotonic() - began > 1.5 * STUCK_S, "one piece of work, longer than what counts as stuck"
@@ -168,7 +168,7 @@ async def test_a_pipe_that_breaks_under_a_call_is_a_death_and_no_bug(backbone, m
 
     running = asyncio.create_task(collect(backbone, prompt(1, 10), max_tokens=150, ignore_eos=True))
     await asyncio.sleep(0)
-    monkeypatch.setattr(backbone._writer, "write", closed)
+    monkeypatch.setattr(backbone.worker._writer, "write", closed)
     with pytest.raises(BackboneDied, match="pipe"):
         await collect(backbone, prompt(1, 10), max_tokens=3)
     with pytest.raises(BackboneDied, match="pipe"):
@@ -180,7 +180,7 @@ async def test_a_pipe_that_breaks_under_a_call_is_a_death_and_no_bug(backbone, m
 
 async def test_a_crash_carries_its_traceback(backbone):
     with pytest.raises(BackboneDied, match=r"(?s)Traceback.*TypeError"):
-        await backbone._ask("save", directory=3)
+        await backbone.worker.ask("save", directory=3)
 
 
 async def test_the_worker_ends_when_the_server_does(qwen2_dir):

@@ -1,6 +1,7 @@
 """The sampler against a full transformers forward, and what it promises about replies."""
 
 import random
+import sys
 from collections import Counter
 
 import numpy as np
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from ajet.backbone.embedded import native
 from ajet.backbone.embedded.native import kernel
-from ajet.backbone.embedded.net import load_net
+from ajet.backbone.embedded.net import Qwen2Net, load_net
 from ajet.backbone.embedded.paged import BLOCK, PagedKV
 from ajet.backbone.embedded.sampler import Sampler
 from ajet.backbone.models import model_dir
@@ -21,11 +22,14 @@ from tests.unit.backbone import tiny
 from tests.unit.backbone.tiny import prompt
 
 CPU = torch.device("cpu")
+PACKED = False
+"""Whether samplers here get the cache that a GPU gets."""
 
 
-@pytest.fixture(autouse=True, params=["native", "torch"])
-def _both_ways(request, monkeypatch):
-    """Every claim holds with the compiled loops and without."""
+@pytest.fixture(autouse=True, params=["native", "torch", "packed"])
+def _every_way(request, monkeypatch):
+    """Every claim holds with the compiled loops, without, and over a packed cache."""
+    monkeypatch.setattr(sys.modules[__name__], "PACKED", request.param == "packed")
     monkeypatch.setenv("AJET_NATIVE", "1" if request.param == "native" else "0")
     kernel.cache_clear()
     if request.param == "native" and kernel() is None:
@@ -37,7 +41,14 @@ def _both_ways(request, monkeypatch):
 def make_sampler(directory, blocks=400, max_seqs=16, max_len=300, seed=0):
     net = load_net(directory, CPU, torch.float32)
     forward = net.native()
-    kv = PagedKV(net.kv_layers, blocks, CPU, torch.float32, tiled=forward is not None)
+    kv = PagedKV(
+        net.kv_layers,
+        blocks,
+        CPU,
+        torch.float32,
+        tiled=forward is not None,
+        packed=PACKED and isinstance(net, Qwen2Net),
+    )
     sampler = Sampler(
         net.extend,
         kv,

@@ -1,4 +1,4 @@
-"""Attention of a training pass: causal over whole samples, over their ends only, or at the few positions that are read.
+"""Attention: causal over whole samples, over their ends only, at the few positions that are read, or over lengths.
 
 Letters: B samples, h query heads, k KV heads, S queries, T keys, P keys before the first query, W wanted positions,
 D head size. Head tensors are ``[B, heads, length, D]``.
@@ -6,10 +6,13 @@ D head size. Head tensors are ``[B, heads, length, D]``.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from ajet.backbone.embedded.paged import Lengths
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -30,6 +33,43 @@ def at_positions(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, position_B_W
     """Queries that stand at ``position_B_W`` of the T keys: ``[B, h, W, D]``."""
     seen = torch.arange(k.shape[2], device=q.device) <= position_B_W[:, None, :, None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def takes_lengths(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether :func:`over_lengths` has a kernel here (flash attention over sequences of any length, torch 2.11 and later)."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    known = {"window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
+    return known and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def over_lengths(q_N: torch.Tensor, k_M: torch.Tensor, v_M: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+    """Each sequence's queries stand at the end of its keys and attend causally: ``[N, h, D]``. No gradient.
+
+    A device without the kernel works through the sequences one by one.
+    """
+    shared = q_N.shape[1] != k_M.shape[1]
+    if q_N.device.type == "cuda":
+        from torch.nn.attention.varlen import varlen_attn
+
+        out = varlen_attn(
+            q_N, k_M, v_M, lengths.start_q, lengths.start_k, lengths.most_q, lengths.most_k, window_size=(-1, 0),
+            enable_gqa=shared,
+        )  # fmt: skip
+        assert isinstance(out, torch.Tensor)
+        return out
+    out = torch.empty_like(q_N)
+    q_at, k_at = lengths.start_q.tolist(), lengths.start_k.tolist()
+    for b in range(len(q_at) - 1):
+        own, keys = slice(q_at[b], q_at[b + 1]), slice(k_at[b], k_at[b + 1])
+        q, k, v = (x.transpose(0, 1)[None] for x in (q_N[own], k_M[keys], v_M[keys]))
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril_(k.shape[2] - q.shape[2])
+        out[own] = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=shared)[0].transpose(0, 1)
+    return out
 
 
 class Ends(torch.autograd.Function):

@@ -1,5 +1,7 @@
 """Sampler, trainer and model in one process: everything the worker does, without the pipes. One thread owns it.
 
+Where ``rollout.name`` is another sampler, that one serves the policy and gets each version by :meth:`Engine.export`.
+
 The frozen initial model is loaded from ``model.path`` when something first asks for it: a call with
 ``model="frozen"``, or a KL term. Other frozen models are in :mod:`ajet.backbone.embedded.beside`.
 """
@@ -59,7 +61,7 @@ class Engine:
         self.max_len = min(config.rollout.max_model_len, self.net.max_position)
         self._frozen: Net | None = None
         self.trainer = self._new_trainer()
-        self._sampler = self._new_sampler(self.net, 0, share=0.8)
+        self._sampler = self._new_sampler(self.net, 0, share=0.8) if config.rollout.name != "vllm" else None
         self._beside = Beside(
             self.source, self.device, self.dtype, self.net.vocab, self.frozen,
             lambda net: self._new_sampler(net, 0, share=0.2),
@@ -94,28 +96,44 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return self._sampler.busy or any(sampler.busy for sampler in self._beside.all())
+        return any(sampler.busy for sampler in self._samplers())
 
     def submit(self, key: int, ids: list[int], sampling: Sampling, model: ModelName, stream: bool) -> None:
         sampler = self._sampler if model == POLICY else self._beside(model)
+        assert sampler is not None, "the policy is served elsewhere"
         sampler.submit(key, ids, sampling, stream)
 
     def cancel(self, key: int) -> None:
-        for sampler in (self._sampler, *self._beside.all()):
+        for sampler in self._samplers():
             sampler.cancel(key)
 
     def tick(self) -> list[tuple[int, Chunk]]:
-        out: list[tuple[int, Chunk]] = []
-        for sampler in (self._sampler, *self._beside.all()):
-            if sampler.busy:
-                out += sampler.tick()
-        return out
+        return [chunk for sampler in self._samplers() if sampler.busy for chunk in sampler.tick()]
 
     def stats(self) -> dict[str, float]:
-        return self._sampler.stats() | self._beside.stats()
+        return (self._sampler.stats() if self._sampler is not None else {}) | self._beside.stats()
 
     def load_weights(self, version: int) -> None:
         """Sampler and trainer share weights: there is nothing to load, only to check."""
+        self._check_version(version)
+
+    def export(self, version: int, directory: Path) -> None:
+        """Write the weights as they are served, in transformers' format, for another sampler to read; not fsynced."""
+        self._check_version(version)
+        try:
+            self.net.save(directory)
+        except (OSError, SafetensorError) as error:
+            refused = disk_refusal(error)
+            if refused is None:
+                raise
+            raise DiskRefused(
+                f"{directory} has no room for the weights that the sampler is to load ({refused}). Free some space there."
+            ) from error
+
+    def _samplers(self) -> list[Sampler]:
+        return [*([self._sampler] if self._sampler is not None else []), *self._beside.all()]
+
+    def _check_version(self, version: int) -> None:
         if version != self.trainer.step:
             raise EngineStateConflict(
                 f"The backbone serves policy {self.trainer.step}, not {version}: train or load that step first."
@@ -126,7 +144,8 @@ class Engine:
     def train_step(self, batch: TrainBatch) -> StepResult:
         self._keep_initial()
         result = self.trainer.train_step(batch)
-        self._sampler.refresh(self.trainer.step)
+        if self._sampler is not None:
+            self._sampler.refresh(self.trainer.step)
         return result
 
     def save(self, directory: Path) -> None:
@@ -197,7 +216,8 @@ class Engine:
         self.trainer.step = state["step"]
         self.trainer.baseline = RunningBaseline.from_state(state.get("running_baseline"))
         self.trainer.optimizer.load_state(tensors, state["optimizer_steps"])
-        self._sampler.refresh(self.trainer.step)
+        if self._sampler is not None:
+            self._sampler.refresh(self.trainer.step)
         return self.info()
 
     def _keep_initial(self) -> None:
@@ -246,7 +266,7 @@ def new_sampler(
     if parameters is None:
         parameters = sum(p.numel() for p in net.parameters().values())
     blocks = kv_blocks(rollout, max_len, token_bytes, device, share, parameters)
-    kv = PagedKV(net.kv_layers, blocks, device, dtype, native is not None)
+    kv = PagedKV(net.kv_layers, blocks, device, dtype, native is not None, net.packs())
     return Sampler(
         net.extend, kv, vocab=net.vocab, max_seqs=rollout.max_num_seqs,
         max_len=min(max_len, (blocks - 1) * BLOCK - 1), eos=eos, seed=seed, version=version, native=native,
@@ -290,6 +310,8 @@ def _device(config: AjetConfig) -> torch.device:
         return torch.device("cpu")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # Else each `empty` is a write over all of it. (A property of the module, set through its class.)
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
     return torch.device("cuda", 0)
 
 

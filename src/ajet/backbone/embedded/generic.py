@@ -12,10 +12,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache, DynamicCache
 
+from ajet.backbone.embedded.head import LogProbs, from_logits
 from ajet.backbone.embedded.packing import Group, Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
 from ajet.schema.errors import ConfigError
@@ -29,13 +31,15 @@ class GenericNet:
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self.model, self.dtype = model, dtype
         config = model.config.get_text_config()
-        self.vocab, self.shares_beginnings = config.vocab_size, False
+        self.vocab, self.shares_beginnings, self.frugal = config.vocab_size, False, False
         self.max_position = int(getattr(config, "max_position_embeddings", 0) or 2**20)
         self.kv_layers = _kv_layers(model)
         self._parameters = dict(model.named_parameters())  # tied weights appear once
         self._served = model
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._autocast = next(iter(self._parameters.values())).dtype != dtype
+        first = next(iter(self._parameters.values()))
+        self._autocast = first.dtype != dtype
+        self._recomputes = first.device.type != "cpu" and _can_recompute(model)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self._parameters
@@ -56,11 +60,17 @@ class GenericNet:
             )  # fmt: skip
         return out.logits[ext.row_B, ext.last_B].float()
 
+    def packs(self) -> bool:
+        return False
+
     def native(self) -> None:
         """transformers' models are run by torch alone."""
 
     def logits_at(self, part: Pass) -> torch.Tensor:
         return torch.cat([self._logits_of(group) for group in part.groups])
+
+    def log_probs_at(self, part: Pass, id_N: torch.Tensor, temperature_N: np.ndarray) -> LogProbs:
+        return from_logits(self.logits_at(part), id_N, temperature_N)
 
     def _logits_of(self, group: Group) -> torch.Tensor:
         B, T = group.ids_B_T.shape
@@ -70,8 +80,10 @@ class GenericNet:
         if self._keeps_logits:
             kept, columns = columns.unique(return_inverse=True)
             kwargs["logits_to_keep"] = kept
+        self.model.train(self._recomputes and torch.is_grad_enabled())  # for transformers the switch of checkpointing
         with self._cast():
             logits = self.model(input_ids=group.ids_B_T, position_ids=positions, use_cache=False, **kwargs).logits
+        self.model.eval()
         logits_N_V = logits[rows, columns]
         return logits_N_V if logits_N_V.dtype == torch.float64 else logits_N_V.float()
 
@@ -93,6 +105,16 @@ class GenericNet:
         model.to(like.device, like.dtype).load_state_dict(self.model.state_dict())
         model.eval().requires_grad_(False)
         return GenericNet(model, self.dtype)
+
+
+def _can_recompute(model: Any) -> bool:
+    """Have a training pass keep a layer's input only, where that is the same mathematics (nothing is dropped out)."""
+    drops = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in model.modules())
+    rates = [v for k, v in model.config.get_text_config().to_dict().items() if "dropout" in k or k.endswith("pdrop")]
+    if drops or any(rate for rate in rates) or not getattr(model, "supports_gradient_checkpointing", False):
+        return False
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return True
 
 
 class PagedCache(Cache):

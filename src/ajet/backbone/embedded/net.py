@@ -8,20 +8,27 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ajet.backbone.embedded import qwen2
+from ajet.backbone.embedded.attention import takes_lengths
+from ajet.backbone.embedded.head import LogProbs, from_logits, in_chunks
 from ajet.backbone.embedded.native import SMALL_LAYER, NativeForward, kernel
 from ajet.backbone.embedded.packing import Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
 from ajet.schema.errors import ConfigError
 
+LARGE_MODEL = 2**28
+"""From so many parameters on, one core takes seconds to hash them."""
+HASHERS = 8
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json")
 
 
@@ -32,6 +39,8 @@ class Net(Protocol):
     max_position: int
     shares_beginnings: bool
     """Whether a training pass computes what its samples have in common once."""
+    frugal: bool
+    """Whether a training pass holds few logits at once, however many tokens it predicts."""
     kv_layers: list[tuple[int, int]]
     """(kv heads, head dim) of each layer."""
     dtype: torch.dtype
@@ -45,12 +54,20 @@ class Net(Protocol):
         """See :class:`ajet.backbone.embedded.sampler.Forward`."""
         ...
 
+    def packs(self) -> bool:
+        """Whether :meth:`extend` wants a packed cache."""
+        ...
+
     def native(self) -> NativeForward | None:
         """A faster way to sample over a tiled cache, where there is one."""
         ...
 
     def logits_at(self, part: Pass) -> torch.Tensor:
         """Logits ``[N, V]`` in the order of ``part.flat_N``, with gradient unless disabled."""
+        ...
+
+    def log_probs_at(self, part: Pass, id_N: torch.Tensor, temperature_N: np.ndarray) -> LogProbs:
+        """Of the tokens ``id_N`` at the places of ``part.flat_N``, with gradient unless disabled."""
         ...
 
     def synchronize(self) -> None:
@@ -71,17 +88,25 @@ class Net(Protocol):
 
 
 class Qwen2Net:
-    """The fast path. With ``dtype`` float32 the sampler reads the trained tensors themselves: nothing to copy."""
+    """The fast path. With ``dtype`` float32 the sampler reads the trained tensors themselves: nothing to copy.
+
+    On an accelerator (``frugal``) a training pass keeps each layer's input only and computes the layer again in the
+    backward, takes logits a few positions at a time, and differentiates by the served weights, whose gradients are added
+    to the trained ones' in float32: no pass makes a copy of the weights.
+    """
 
     def __init__(
-        self, weights: qwen2.Weights, shape: qwen2.Qwen2Shape, config: dict[str, Any], dtype: torch.dtype
-    ) -> None:
+        self, weights: qwen2.Weights, shape: qwen2.Qwen2Shape, config: dict[str, Any], dtype: torch.dtype,
+        frugal: bool | None = None,
+    ) -> None:  # fmt: skip
+        self.frugal = weights["embed"].device.type != "cpu" if frugal is None else frugal
         self.shape, self.config, self.dtype = shape, config, dtype
         self.vocab, self.max_position, self.shares_beginnings = shape.vocab, shape.max_position, True
         self.kv_layers = [(shape.kv_heads, shape.head_dim)] * shape.layers
         self._weights = weights
         self._rope = qwen2.Rope(shape, weights["embed"].device, dtype)
         self._served = weights
+        self._leaves: qwen2.Weights | None = None
         self.synchronize()
 
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -91,11 +116,17 @@ class Qwen2Net:
     def synchronize(self) -> None:
         if self._weights["embed"].dtype == self.dtype:
             self._served = {name: w.detach() for name, w in self._weights.items()}
-        else:
+        elif self._served is self._weights:
             self._served = {name: w.to(self.dtype) for name, w in self._weights.items()}
+        else:  # in place: there is no second copy, and those who read them need not look again
+            for name, w in self._weights.items():
+                self._served[name].copy_(w)
 
     def extend(self, kv: PagedKV, ext: Extension) -> torch.Tensor:
         return qwen2.extend(self._served, self.shape, self._rope, kv, ext)
+
+    def packs(self) -> bool:
+        return takes_lengths(self._served["embed"].device, self.dtype)
 
     def native(self) -> NativeForward | None:
         embed = self._served["embed"]
@@ -105,12 +136,29 @@ class Qwen2Net:
         return NativeForward(library, lambda: self._served, self.shape, self._rope) if library else None
 
     def logits_at(self, part: Pass) -> torch.Tensor:
-        w = self._weights if torch.is_grad_enabled() else self._served
-        if torch.is_grad_enabled() and w["embed"].dtype != self.dtype:
-            w = {name: tensor.to(self.dtype) for name, tensor in w.items()}
-        h_N = qwen2.hidden_at(w, self.shape, self._rope, part)
+        w = self._training_weights()
+        h_N = qwen2.hidden_at(w, self.shape, self._rope, part, recompute=self.frugal)
         logits = F.linear(h_N, w["embed"] if self.shape.tied else w["lm_head"])
         return logits if logits.dtype == torch.float64 else logits.float()
+
+    def log_probs_at(self, part: Pass, id_N: torch.Tensor, temperature_N: np.ndarray) -> LogProbs:
+        if not self.frugal:
+            return from_logits(self.logits_at(part), id_N, temperature_N)
+        w = self._training_weights()
+        h_N = qwen2.hidden_at(w, self.shape, self._rope, part, recompute=True)
+        return in_chunks(h_N, w["embed"] if self.shape.tied else w["lm_head"], id_N, temperature_N)
+
+    def _training_weights(self) -> qwen2.Weights:
+        """What a pass computes with: leaves that lead gradients to the trained tensors, or plain weights without gradient."""
+        if not torch.is_grad_enabled():
+            return self._served
+        if self._weights["embed"].dtype == self.dtype:
+            return self._weights
+        if not self.frugal:
+            return {name: tensor.to(self.dtype) for name, tensor in self._weights.items()}
+        if self._leaves is None:
+            self._leaves = {name: _leaf_of(self._weights[name], served) for name, served in self._served.items()}
+        return self._leaves
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return qwen2.unfuse({n: w.detach() for n, w in self._weights.items()}, self.shape)
@@ -124,7 +172,23 @@ class Qwen2Net:
 
     def clone_frozen(self) -> Qwen2Net:
         weights = {n: w.detach().to(self.dtype, copy=True) for n, w in self._weights.items()}
-        return Qwen2Net(weights, self.shape, self.config, self.dtype)
+        return Qwen2Net(weights, self.shape, self.config, self.dtype, self.frugal)
+
+
+def _leaf_of(master: torch.Tensor, served: torch.Tensor) -> torch.Tensor:
+    """``served`` as a leaf of its own, whose gradient is added to that of ``master`` and forgotten."""
+    leaf = served.detach().requires_grad_()
+
+    def pass_on(leaf: torch.Tensor) -> None:
+        gradient, leaf.grad = leaf.grad, None
+        assert gradient is not None
+        if master.grad is None:
+            master.grad = gradient.to(master.dtype)
+        else:
+            master.grad.add_(gradient)
+
+    leaf.register_post_accumulate_grad_hook(pass_on)
+    return leaf
 
 
 def load_net(directory: Path, device: torch.device, dtype: torch.dtype, master: torch.dtype = torch.float32) -> Net:
@@ -163,13 +227,27 @@ def _safetensors_files(directory: Path) -> list[Path]:
 
 
 def digest(net: Net) -> str:
-    """Hex SHA-256 over the trained weights: names, shapes and bytes, in order of name."""
+    """Hex SHA-256 over the trained weights: names, shapes and bytes, in order of name.
+
+    Of a large model each tensor is hashed by itself, several at once, and the hash is over these hashes.
+    """
     sha = hashlib.sha256()
-    for name, tensor in sorted(net.parameters().items()):
-        plain = tensor.detach().contiguous().cpu()
-        sha.update(f"{name} {tuple(plain.shape)} {plain.dtype}\n".encode())
-        sha.update(plain.view(torch.uint8).reshape(-1).numpy().data)
+    tensors = sorted(net.parameters().items())
+    if sum(t.numel() for _, t in tensors) < LARGE_MODEL:
+        for name, tensor in tensors:
+            _hash(sha, name, tensor)
+        return sha.hexdigest()
+    with ThreadPoolExecutor(HASHERS) as pool:
+        for each in pool.map(lambda item: _hash(hashlib.sha256(), *item), tensors):
+            sha.update(each.digest())
     return sha.hexdigest()
+
+
+def _hash(sha: Any, name: str, tensor: torch.Tensor) -> Any:
+    plain = tensor.detach().contiguous().cpu()
+    sha.update(f"{name} {tuple(plain.shape)} {plain.dtype}\n".encode())
+    sha.update(plain.view(torch.uint8).reshape(-1).numpy().data)
+    return sha
 
 
 def copy_beside(source: Path, target: Path) -> None:

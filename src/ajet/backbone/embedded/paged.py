@@ -32,6 +32,7 @@ class Extension:
         row_B, last_B: index of each sequence and of its last new token.
         longest: positions in use at most.
         fresh: nothing is cached: plain causal attention among the new tokens.
+        lengths: of a packed cache, unless fresh; ``mask_B_T_S`` is empty then.
     """
 
     ids_B_T: torch.Tensor
@@ -43,6 +44,26 @@ class Extension:
     last_B: torch.Tensor
     longest: int
     fresh: bool
+    lengths: Lengths | None = None
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The same new tokens without padding, for attention that takes sequences of any length one after another.
+
+    Attributes:
+        real_N: which of the flattened ``[B, T]`` are no padding; None: all.
+        key_M: flat pool position of each cached and new token, sequence after sequence.
+        start_q, start_k: int32 ``[B + 1]``, where each sequence's queries and keys begin.
+        most_q, most_k: of any sequence.
+    """
+
+    real_N: torch.Tensor | None
+    key_M: torch.Tensor
+    start_q: torch.Tensor
+    start_k: torch.Tensor
+    most_q: int
+    most_k: int
 
 
 @dataclass
@@ -63,13 +84,15 @@ class PagedKV:
         layers: ``(kv heads, head dim)`` of each layer.
         blocks: pool size; block 0 is scratch.
         tiled: laid out for :mod:`ajet.backbone.embedded.native`, and for nothing else.
+        packed: :meth:`update` answers all sequences' keys and values one after another, without padding.
     """
 
     def __init__(
         self, layers: Sequence[tuple[int, int]], blocks: int, device: torch.device, dtype: torch.dtype,
-        tiled: bool = False,
+        tiled: bool = False, packed: bool = False,
     ) -> None:  # fmt: skip
         self.blocks = blocks
+        self.packed = packed
         self.device = device
         if tiled:
             self.k = [torch.zeros(blocks, h, d, BLOCK, device=device, dtype=dtype) for h, d in layers]
@@ -198,24 +221,44 @@ class PagedKV:
         block_B_T = tables_B_K.gather(1, (positions_B_T // BLOCK).clamp_(max=tables_B_K.shape[1] - 1))
         write_B_T = torch.where(real_B_T, block_B_T * BLOCK + positions_B_T % BLOCK, positions_B_T % BLOCK)
         d = self.device
-        if fresh:
+        lengths = None
+        if fresh or self.packed:
             mask = torch.empty(0, dtype=torch.bool)
+            lengths = None if fresh else self._lengths(tables_B_K, start_B, count_B, real_B_T)
         else:
             mask = torch.arange(tables_B_K.shape[1] * BLOCK)[None, None] <= positions_B_T[:, :, None]
         positions_B_T = positions_B_T.clamp_(max=longest - 1)
         return Extension(
             ids_B_T.to(d), positions_B_T.to(d), write_B_T.reshape(-1).to(d), tables_B_K.to(d), mask.to(d),
-            torch.arange(B, device=d), (count_B - 1).to(d), longest, fresh,
+            torch.arange(B, device=d), (count_B - 1).to(d), longest, fresh, lengths,
         )  # fmt: skip
 
+    def _lengths(
+        self, tables_B_K: torch.Tensor, start_B: torch.Tensor, count_B: torch.Tensor, real_B_T: torch.Tensor
+    ) -> Lengths:
+        d = self.device
+        keys_B = start_B + count_B
+        start_q, start_k = (torch.nn.functional.pad(n.cumsum(0), (1, 0)) for n in (count_B, keys_B))
+        M, tables = int(start_k[-1]), tables_B_K.to(d)
+        sequence_M = torch.repeat_interleave(torch.arange(len(keys_B), device=d), keys_B.to(d), output_size=M)
+        position_M = torch.arange(M, device=d) - start_k.to(d)[sequence_M]
+        key_M = tables[sequence_M, position_M // BLOCK] * BLOCK + position_M % BLOCK
+        real_N = None if bool(real_B_T.all()) else real_B_T.reshape(-1).nonzero()[:, 0].to(d)
+        return Lengths(
+            real_N, key_M, start_q.to(d, torch.int32), start_k.to(d, torch.int32), int(count_B.max()), int(keys_B.max())
+        )
+
     def update(self, layer: int, k: torch.Tensor, v: torch.Tensor, ext: Extension) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new ``[B, T, heads, dim]`` keys and values; all of each sequence ``[B, S, heads, dim]``."""
+        """Store the new ``[B, T, heads, dim]`` keys and values; all of each sequence ``[B, S, heads, dim]``, or packed
+        ``[M, heads, dim]``."""
         B, T, heads, dim = k.shape
         pool_k, pool_v = self.k[layer], self.v[layer]
         pool_k.index_copy_(0, ext.write_N, k.reshape(B * T, heads, dim))
         pool_v.index_copy_(0, ext.write_N, v.reshape(B * T, heads, v.shape[3]))
         if ext.fresh:
             return k, v
+        if ext.lengths is not None:
+            return pool_k.index_select(0, ext.lengths.key_M), pool_v.index_select(0, ext.lengths.key_M)
         table = ext.tables_B_K.reshape(-1)
         return (
             pool_k.view(self.blocks, -1).index_select(0, table).view(B, -1, heads, dim),

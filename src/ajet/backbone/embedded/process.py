@@ -1,8 +1,6 @@
-"""The server's side of the embedded backbone. Imports no torch."""
+"""The server's side of the embedded backbone: one worker process on one device that samples and trains. Imports no torch."""
 
 from __future__ import annotations
-
-import os
 
 from ajet.algorithm.support import check_algorithm
 from ajet.backbone.models import model_dir
@@ -10,7 +8,8 @@ from ajet.backbone.process import ProcessBackbone
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import ConfigError
 
-_ENVIRONMENT = {
+WORKER = "ajet.backbone.embedded.worker"
+ENVIRONMENT = {
     # Freed tensors stay with the process: returning them to the system costs page faults in every pass.
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
@@ -23,21 +22,26 @@ _ENVIRONMENT = {
 class EmbeddedBackbone(ProcessBackbone):
     """Sampler and trainer in one worker process on one device."""
 
-    WORKER = "ajet.backbone.embedded.worker"
+    WORKER = WORKER
 
     def _check(self, config: AjetConfig) -> None:
-        check_algorithm(config.trainer_common)
-        model_dir(config.model.path)
-        if config.lora.rank > 0:
-            raise ConfigError(
-                "lora.rank: backbone embedded trains all weights in this version. Set lora.rank: 0, or backbone: verl.",
-                param="lora.rank",
-            )
+        check_job(config)
         if config.rollout.name not in ("auto", "embedded"):
             raise ConfigError(
-                f"rollout.name: {config.rollout.name} needs backbone: verl. Set rollout.name: auto.",
-                param="rollout.name",
-            )
+                f"rollout.name: {config.rollout.name} is not what the embedded backbone samples with by itself. Set "
+                "rollout.name: auto.", param="rollout.name",
+            )  # fmt: skip
 
     def _environment(self) -> dict[str, str]:
-        return {**_ENVIRONMENT, **os.environ}
+        return ENVIRONMENT
+
+
+def check_job(config: AjetConfig) -> None:
+    """Raises :class:`ConfigError` for what the embedded trainer does not have."""
+    check_algorithm(config.trainer_common)
+    model_dir(config.model.path)
+    if config.lora.rank > 0:
+        raise ConfigError(
+            "lora.rank: backbone embedded trains all weights in this version. Set lora.rank: 0, or backbone: verl.",
+            param="lora.rank",
+        )

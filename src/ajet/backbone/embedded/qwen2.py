@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
-from ajet.backbone.embedded.attention import at_positions, causal
+from ajet.backbone.embedded.attention import at_positions, causal, over_lengths
 from ajet.backbone.embedded.fused import Rotate, SwiGLU, rms_norm, rotate_
 from ajet.backbone.embedded.packing import Group, Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
@@ -121,38 +122,57 @@ class Rope:
             self._cos_T, self._sin_T = angle.cos().to(self._dtype), angle.sin().to(self._dtype)
 
 
-def hidden_at(w: Weights, shape: Qwen2Shape, rope: Rope, part: Pass) -> torch.Tensor:
+def hidden_at(w: Weights, shape: Qwen2Shape, rope: Rope, part: Pass, recompute: bool = False) -> torch.Tensor:
     """Final hidden states ``[N, H]`` at the wanted positions of ``part``, differentiable.
 
     Padding needs no mask: it stands behind everything that is read. The last layer attends from, and goes on with, the
     wanted positions only.
+
+    Args:
+        recompute: keep each layer's input only, and compute the layer again in the backward.
     """
-    kv, dim, across = shape.kv_heads, shape.head_dim, shape.heads * shape.head_dim
-    width = across + 2 * kv * dim
     cos, sin = rope.tables(part.longest)
-    half = dim // 2
+    half = shape.head_dim // 2
     cos_U, sin_U = cos[part.position_U, None, :half], sin[part.position_U, None, :half]
     x = F.embedding(part.ids_U, w["embed"])
+    again = recompute and torch.is_grad_enabled()
     for i in range(shape.layers):
-        h = rms_norm(x, w[f"{i}.norm1"], shape.eps)
-        qkv_U = F.linear(h, w[f"{i}.qkv"], w[f"{i}.qkv_bias"]).view(-1, shape.heads + 2 * kv, dim)
-        qkv_U = Rotate.apply(qkv_U, cos_U, sin_U, shape.heads + kv).view(-1, width)
-        if i < shape.layers - 1:
-            attended = [_attend_from(qkv_U, group, shape, group.start).reshape(-1, across) for group in part.groups]
-            o = _gather(attended[0] if len(attended) == 1 else torch.cat(attended), part.home_U)
+        if again:
+            x = checkpoint(
+                _layer, x, w, i, shape, part, cos_U, sin_U, use_reentrant=False, preserve_rng_state=False,
+                determinism_check="none",
+            )  # fmt: skip
         else:
-            attended = []
-            for group in part.groups:
-                if 2 * group.wanted_B_W.shape[1] < group.index_B_T.shape[1]:
-                    attended.append(_gather(_attend_at(qkv_U, group, shape).reshape(-1, across), group.slot_N))
-                else:  # nearly all of them: torch's causal kernel has half the work
-                    attended.append(_gather(_attend_from(qkv_U, group, shape, 0).reshape(-1, across), group.wanted_N))
-            o = attended[0] if len(attended) == 1 else torch.cat(attended)
-            x = _gather(x, torch.cat([group.index_B_T.view(-1)[group.wanted_N] for group in part.groups]))
-        x = x + F.linear(o, w[f"{i}.o"])
-        h = rms_norm(x, w[f"{i}.norm2"], shape.eps)
-        x = x + F.linear(SwiGLU.apply(F.linear(h, w[f"{i}.gate_up"])), w[f"{i}.down"])
+            x = _layer(x, w, i, shape, part, cos_U, sin_U)
     return rms_norm(x, w["norm"], shape.eps)
+
+
+def _layer(
+    x: torch.Tensor, w: Weights, i: int, shape: Qwen2Shape, part: Pass, cos_U: torch.Tensor, sin_U: torch.Tensor
+) -> torch.Tensor:
+    kv, dim, across = shape.kv_heads, shape.head_dim, shape.heads * shape.head_dim
+    width = across + 2 * kv * dim
+    h = rms_norm(x, w[f"{i}.norm1"], shape.eps)
+    qkv_U = F.linear(h, w[f"{i}.qkv"], w[f"{i}.qkv_bias"]).view(-1, shape.heads + 2 * kv, dim)
+    qkv_U = Rotate.apply(qkv_U, cos_U, sin_U, shape.heads + kv).view(-1, width)
+    if i < shape.layers - 1:
+        attended = [_attend_from(qkv_U, group, shape, group.start).reshape(-1, across) for group in part.groups]
+        o = _gather(attended[0] if len(attended) == 1 else torch.cat(attended), part.home_U)
+    else:
+        attended = []
+        for group in part.groups:
+            # Nearly all of them: torch's causal kernel has half the work. On a GPU it is the only one without a mask of
+            # all pairs, and without scores of all pairs where query heads share KV heads.
+            few = 2 * group.wanted_B_W.shape[1] < group.index_B_T.shape[1] and x.device.type == "cpu"
+            if few:
+                attended.append(_gather(_attend_at(qkv_U, group, shape).reshape(-1, across), group.slot_N))
+            else:
+                attended.append(_gather(_attend_from(qkv_U, group, shape, 0).reshape(-1, across), group.wanted_N))
+        o = attended[0] if len(attended) == 1 else torch.cat(attended)
+        x = _gather(x, torch.cat([group.index_B_T.view(-1)[group.wanted_N] for group in part.groups]))
+    x = x + F.linear(o, w[f"{i}.o"])
+    h = rms_norm(x, w[f"{i}.norm2"], shape.eps)
+    return x + F.linear(SwiGLU.apply(F.linear(h, w[f"{i}.gate_up"])), w[f"{i}.down"])
 
 
 def _gather(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -213,6 +233,13 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ext: Extension, s
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=share > 1
         )
         return o.transpose(1, 2).reshape(B, T, heads * dim)
+    if ext.lengths is not None:
+        flat = q.reshape(B * T, heads, dim)
+        real = ext.lengths.real_N
+        if real is None:
+            return over_lengths(flat, k, v, ext.lengths).view(B, T, heads * dim)
+        out = flat.new_zeros(B * T, heads, dim)
+        return out.index_copy_(0, real, over_lengths(flat[real], k, v, ext.lengths)).view(B, T, heads * dim)
     q = q.unflatten(2, (heads // share, share)).permute(0, 2, 1, 3, 4).reshape(B, heads // share, T * share, dim)
     mask = ext.mask_B_T_S[:, None] if T == 1 else ext.mask_B_T_S.repeat_interleave(share, 1)[:, None]
     o = F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ajet.backbone.embedded.paged import Held
 from ajet.backbone.protocol import Chunk, FinishReason, Sampling
-from ajet.schema.errors import InvalidRequest
+from ajet.schema.errors import ContextLengthExceeded, InvalidRequest
 
 
 @dataclass
@@ -36,6 +36,23 @@ class Request:
         sent, start = self.sent, self.prompt + self.sent
         self.sent = len(self.logprobs)
         return Chunk(self.ids[start:], self.logprobs[sent:], self.versions[sent:], self.top[sent:], finish)
+
+
+def check_prompt(ids: list[int], vocab: int, max_len: int) -> None:
+    """Raises :class:`InvalidRequest` for a prompt that is empty, too long, or of another tokenizer."""
+    if not ids:
+        raise InvalidRequest("The prompt has no tokens: send at least one.", param="prompt")
+    if len(ids) >= max_len:
+        raise ContextLengthExceeded(
+            f"The prompt has {len(ids)} tokens and max_model_len is {max_len}: shorten the history, or raise "
+            "rollout.max_model_len.", param="messages",
+        )  # fmt: skip
+    if max(ids) >= vocab or min(ids) < 0:
+        raise InvalidRequest(
+            f"The prompt has token id {max(ids) if max(ids) >= vocab else min(ids)} and the model's vocabulary "
+            f"has {vocab}: tokenizer and model do not belong together.",
+            param="messages",
+        )
 
 
 def check_sampling(sampling: Sampling) -> None:

@@ -19,14 +19,15 @@ import torch
 from ajet.backbone.embedded.draw import draw
 from ajet.backbone.embedded.native import NativeForward, Ragged
 from ajet.backbone.embedded.paged import BLOCK, Extension, PagedKV
-from ajet.backbone.embedded.request import Request, check_sampling
+from ajet.backbone.embedded.request import Request, check_prompt, check_sampling
 from ajet.backbone.protocol import Chunk, FinishReason, Sampling
-from ajet.schema.errors import ContextLengthExceeded, InvalidRequest
 
 _SHARED_RUN = 4 * BLOCK
 """A prompt waits a tick for another that is computing at least this many of the tokens it needs, too."""
-_PASS_TOKENS = {"cpu": 2048, "cuda": 16384}
+_PASS_TOKENS = 2048
 """Tokens one prefill pass takes at most; also the longest portion of one prompt."""
+_PACKED_PASS_TOKENS = 16384
+"""The same over a packed cache, where no mask of all pairs of new and cached tokens is made."""
 
 
 _TOGETHER, _PATIENCE = 8, 3
@@ -69,7 +70,7 @@ class Sampler:
         self.version = version
         self._forward, self._kv, self._native = forward, kv, native
         self._vocab, self._max_len, self._eos = vocab, max_len, eos
-        self._pass_tokens = _PASS_TOKENS.get(kv.device.type, 2048)
+        self._pass_tokens = _PACKED_PASS_TOKENS if kv.packed else _PASS_TOKENS
         self._random = random.Random(seed)
         self._order = itertools.count()
         self._waiting: deque[Request] = deque()
@@ -99,19 +100,7 @@ class Sampler:
 
     def submit(self, key: int, ids: list[int], sampling: Sampling, stream: bool = False) -> None:
         """Queue a request. Its chunks come from :meth:`tick` under ``key``."""
-        if not ids:
-            raise InvalidRequest("The prompt has no tokens: send at least one.", param="prompt")
-        if len(ids) >= self._max_len:
-            raise ContextLengthExceeded(
-                f"The prompt has {len(ids)} tokens and max_model_len is {self._max_len}: shorten the history, or raise "
-                "rollout.max_model_len.", param="messages",
-            )  # fmt: skip
-        if max(ids) >= self._vocab or min(ids) < 0:
-            raise InvalidRequest(
-                f"The prompt has token id {max(ids) if max(ids) >= self._vocab else min(ids)} and the model's vocabulary "
-                f"has {self._vocab}: tokenizer and model do not belong together.",
-                param="messages",
-            )
+        check_prompt(ids, self._vocab, self._max_len)
         check_sampling(sampling)
         seed = sampling.seed if sampling.seed is not None else self._random.getrandbits(64)
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos)

@@ -244,15 +244,15 @@ class Step:
         seen.real += part.real_tokens
         seen.computed += len(part.ids_U)
         seen.padded += sum(group.ids_B_T.numel() for group in part.groups)
-        logprob_N, logprob_N_V = trainer.log_probs(trainer.net, part, self.table)
-        entropy_N = _entropy(logprob_N_V) if self.loss.needs_entropy else None
+        logprob_N, entropy = trainer.log_probs(trainer.net, part, self.table)
+        entropy_N = entropy() if self.loss.needs_entropy else None
         if record and self._compares:
             flat = part.flat_N.cpu().numpy()
             current = self.table.version_N[flat] == self._version
             seen.drift.append(np.abs(logprob_N.detach().cpu().double().numpy() - self.table.logprob_N[flat])[current])
         if record:
             with torch.no_grad():
-                seen_N = entropy_N.detach() if entropy_N is not None else _entropy(logprob_N_V.detach())
+                seen_N = entropy_N.detach() if entropy_N is not None else entropy()
             seen.entropy += float(seen_N.sum())
             seen.tokens += len(seen_N)
         return logprob_N, entropy_N
@@ -318,10 +318,6 @@ def _added(a: Sequence[torch.Tensor | None], b: Sequence[torch.Tensor | None]) -
 def _cat_or_none(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     found = [p for p in parts if p is not None]
     return torch.cat(found) if found else None
-
-
-def _entropy(logprob_N_V: torch.Tensor) -> torch.Tensor:
-    return -(logprob_N_V.exp() * logprob_N_V).sum(-1)
 
 
 def mix(seed: int, step: int) -> int:

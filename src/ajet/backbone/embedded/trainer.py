@@ -28,6 +28,7 @@ import torch
 
 from ajet.algorithm.advantages import compute_advantages
 from ajet.algorithm.baseline import RunningBaseline
+from ajet.backbone.embedded.head import LogProbs
 from ajet.backbone.embedded.net import Net, digest
 from ajet.backbone.embedded.optimizer import Optimizer
 from ajet.backbone.embedded.packing import Pass, Piece, TokenTable, lay_out, passes
@@ -101,17 +102,12 @@ class Trainer:
         result_advantages = {f"{r.episode}/{r.agent}": float(a) for r, a in zip(rows, advantages.per_row, strict=True)}
         return StepResult(batch.step, metrics, result_advantages, digest(self.net))
 
-    def log_probs(self, net: Net, part: Pass, table: TokenTable) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of the tokens of one pass at each one's own temperature, and the distributions' log-probs."""
+    def log_probs(self, net: Net, part: Pass, table: TokenTable) -> LogProbs:
+        """Log-probs of the tokens of one pass at each one's own temperature, and their distributions' entropies."""
         self._progressed()
-        logits_N_V = net.logits_at(part)
         flat = part.flat_N.cpu().numpy()
-        temperature = table.temperature_N[flat]
-        if (temperature != 1.0).any():
-            logits_N_V = logits_N_V / torch.from_numpy(temperature).to(logits_N_V)[:, None]
-        logprob_N_V = torch.log_softmax(logits_N_V, -1)
         id_N = torch.from_numpy(table.id_N[flat]).to(self.device)
-        return logprob_N_V.gather(1, id_N[:, None])[:, 0], logprob_N_V
+        return net.log_probs_at(part, id_N, table.temperature_N[flat])
 
     def side_by_side(self, work: Callable[[Any], Any], shares: Sequence[Any]) -> list[Any]:
         """``work`` of each share, at most ``lanes`` of them, at once; results in their order."""
@@ -121,7 +117,7 @@ class Trainer:
 
     def passes(self, pieces: Sequence[Piece]) -> list[Pass]:
         """``pieces`` cut into forward passes that fit."""
-        wanted = max(1, _PASS_LOGITS // self.net.vocab)
+        wanted = self._pass_tokens if self.net.frugal else max(1, _PASS_LOGITS // self.net.vocab)
         return passes(pieces, self._pass_tokens, wanted, self.device, best_tokens=self._best_tokens)
 
     def reference(self) -> Net:

@@ -1,6 +1,6 @@
-"""The backbone process: ``python -m ajet.backbone.embedded.worker FD``. Private; started by ``process.py`` only.
+"""The backbone process: ``python -m ajet.backbone.embedded.worker FD``. Private; started by the backbones only.
 
-One thread owns torch and alternates between reading requests and sampler ticks; a training step runs between two
+:class:`Worker` is the loop of any such process, around an engine that it opens at ``start``. One thread owns torch and alternates between reading requests and sampler ticks; a training step runs between two
 ticks, so calls under way simply wait for it and go on under the new version. What was asked wrongly is answered with
 its error; anything unexpected ends the process with its traceback on stderr, which is the cause the server reports.
 When the server's end of the pipe closes, the process ends at once, in the middle of a training step, too.
@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,15 @@ NICENESS = 5
 
 
 class Worker:
-    """Requests in, events out, over one connected socket."""
+    """Requests in, events out, over one connected socket.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        open_engine: (the ``start`` request, what to call after each piece of work) → what does the work.
+    """
+
+    def __init__(self, sock: socket.socket, open_engine: Callable[[dict[str, Any], Callable[[], None]], Any]) -> None:
         self._sock = sock
+        self._open_engine = open_engine
         self._sending = threading.Lock()
         self._progress = 0
         self._working = False
@@ -117,15 +123,7 @@ class Worker:
     # -- operations -----------------------------------------------------------------------------------------------------
 
     def _op_start(self, message: dict[str, Any]) -> Any:
-        if importlib.util.find_spec("verl") is None:
-            raise ConfigError(
-                "verl is not installed and training needs its algorithms: pip install 'agentjet[server]'."
-            )
-        from ajet.backbone.embedded.engine import Engine
-
-        self._engine = Engine(AjetConfig.model_validate(message["job"]), self.progressed)
-        # verl takes seconds to import: do it while the first episodes are played.
-        threading.Thread(target=_load_algorithms, daemon=True).start()
+        self._engine = self._open_engine(message, self.progressed)
         return self._engine.info()
 
     def _op_generate(self, message: dict[str, Any]) -> None:
@@ -142,7 +140,16 @@ class Worker:
         return self._ready().train_step(TrainBatch.from_wire(message["batch"]))
 
     def _op_load_weights(self, message: dict[str, Any]) -> None:
-        self._ready().load_weights(message["version"])
+        self._ready().load_weights(message["version"], *[Path(d) for d in message.get("directories", ())])
+
+    def _op_export(self, message: dict[str, Any]) -> None:
+        self._ready().export(message["version"], Path(message["directory"]))
+
+    def _op_sleep(self, message: dict[str, Any]) -> None:
+        self._ready().sleep()
+
+    def _op_wake(self, message: dict[str, Any]) -> None:
+        self._ready().wake()
 
     def _op_save(self, message: dict[str, Any]) -> None:
         self._ready().save(Path(message["directory"]))
@@ -164,6 +171,17 @@ def _load_algorithms() -> None:
     settle()
 
 
+def _open_engine(message: dict[str, Any], progressed: Callable[[], None]) -> Any:
+    if importlib.util.find_spec("verl") is None:
+        raise ConfigError("verl is not installed and training needs its algorithms: pip install 'agentjet[server]'.")
+    from ajet.backbone.embedded.engine import Engine
+
+    engine = Engine(AjetConfig.model_validate(message["job"]), progressed)
+    # verl takes seconds to import: do it while the first episodes are played.
+    threading.Thread(target=_load_algorithms, daemon=True).start()
+    return engine
+
+
 def _end_with_server(sock: socket.socket) -> None:
     """Wait for the other end to close, then end the process whatever it is doing."""
     poll = select.poll()
@@ -173,14 +191,15 @@ def _end_with_server(sock: socket.socket) -> None:
             os._exit(0)
 
 
-def main() -> None:
+def serve(open_engine: Callable[[dict[str, Any], Callable[[], None]], Any]) -> None:
+    """The life of the process, on the socket that its command line names."""
     os.nice(NICENESS)
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.setblocking(True)
     threading.Thread(target=_end_with_server, args=(sock,), daemon=True).start()
-    Worker(sock).run()
+    Worker(sock, open_engine).run()
     os._exit(0)  # no waiting for the import thread
 
 
 if __name__ == "__main__":
-    main()
+    serve(_open_engine)

@@ -45,7 +45,7 @@ class VerlBackbone(ProcessBackbone):
     def _environment(self) -> dict[str, str]:
         base = tempfile.gettempdir()
         self._folder = tempfile.mkdtemp(prefix="ajet-ray-", dir=base if len(base) < _LONGEST_TEMP else "/tmp")
-        return {**os.environ, "AJET_RAY_DIR": self._folder, "RAY_USAGE_STATS_ENABLED": "0"}
+        return {"AJET_RAY_DIR": self._folder, "RAY_USAGE_STATS_ENABLED": "0"}
 
     async def close(self) -> None:
         """End the driver, and on this host what it started."""
