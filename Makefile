@@ -5,6 +5,7 @@
 #
 # PYTHON=python3.11        the interpreter the environment is made with (3.10 to 3.12)
 # TORCH_INDEX=URL          where to take torch from, e.g. https://download.pytorch.org/whl/cpu for the small CPU build
+# WORKERS=2                tests that run at once
 # ARGS="--steps 5"         passed on to `ajet-swarm demo werewolves` or to pytest
 
 PYTHON ?= python3
@@ -12,12 +13,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 ARGS ?=
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help werewolves test test-fast test-verl test-vllm lint format clean
 
 help:
-	@sed -n '1,8s/^# \{0,1\}//p' Makefile
+	@sed -n '1,9s/^# \{0,1\}//p' Makefile
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v=sys.version_info[:2]; sys.exit(0 if (3,10)<=v<(3,13) else "AgentJet needs Python 3.10 to 3.12, this is %d.%d. Try: make PYTHON=python3.11 …" % v)'
@@ -45,10 +47,10 @@ werewolves: $(VENV)/.server
 	$(BIN)/ajet-swarm demo werewolves $(ARGS)
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
 
 test-verl:
 	$(MAKE) VENV=.venv-verl .venv-verl/.verl

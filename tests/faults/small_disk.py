@@ -43,6 +43,18 @@ def fill(disk: Path) -> None:
         os.close(fd)
 
 
+def narrow(disk: Path, leave: int) -> None:
+    """Take all but ``leave`` bytes, so that little is left to do when it is to be full."""
+    state = os.statvfs(disk)
+    spare = state.f_bavail * state.f_frsize - leave
+    if spare > 0:
+        fd = os.open(disk / FILLER, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        try:
+            os.posix_fallocate(fd, os.fstat(fd).st_size, spare)
+        finally:
+            os.close(fd)
+
+
 def free(disk: Path) -> None:
     """Give it back."""
     (disk / FILLER).unlink(missing_ok=True)

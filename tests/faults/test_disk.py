@@ -36,7 +36,10 @@ def disk(tmp_path):
 @pytest.mark.timeout(300)
 async def test_a_run_whose_disk_fills_three_times_is_the_run_it_would_have_been(disk, tmp_path):
     with serving(disk / "server", tmp_path / "server.log") as server:
-        weather = Weather(disk / "server" / NAME, server, lambda: small_disk.fill(disk), lambda: small_disk.free(disk))
+        weather = Weather(
+            disk / "server" / NAME, server, lambda: small_disk.fill(disk), lambda: small_disk.free(disk),
+            lambda: small_disk.narrow(disk, 12 << 20),
+        )  # fmt: skip
         await a_run_that_is_refused_three_times(server, weather, tmp_path)
     assert "full" in weather.seen["collection"]
     assert "No space" in weather.seen["a save"] or "MiB free" in weather.seen["a save"], weather.seen

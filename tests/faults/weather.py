@@ -20,7 +20,7 @@ from ajet.pool import journal_read
 from ajet.server.replaying import replay_journal
 from tests.faults.processes import Server, small_job, until
 
-STEPS, GROUPS, REPEAT = 9, 2, 2
+STEPS, GROUPS, REPEAT = 12, 2, 2
 NAME = "disk"
 
 
@@ -70,10 +70,18 @@ class Weather:
     Args:
         folder: the experiment's.
         refuse, take: change how the disk is.
+        prepare: called some time before ``refuse``, which then has to be quick: a save takes milliseconds.
     """
 
-    def __init__(self, folder: Path, server: Server, refuse: Callable[[], None], take: Callable[[], None]) -> None:
-        self.folder, self.server, self.refuse, self.take = folder, server, refuse, take
+    def __init__(
+        self,
+        folder: Path,
+        server: Server,
+        refuse: Callable[[], None],
+        take: Callable[[], None],
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.folder, self.server, self.refuse, self.take, self.prepare = folder, server, refuse, take, prepare
         self.seen: dict[str, str] = {}
         self.threads: list[threading.Thread] = []
 
@@ -83,9 +91,10 @@ class Weather:
         self._free_when("collection", lambda now: now["disk"]["error"])
 
     def before_step(self, step: int) -> None:
-        if step in (3, 4, 5) and "a save" not in self.seen:
+        if step in (3, 4, 5, 6, 7, 8) and "a save" not in self.seen:
+            self.prepare()
             self._at("a save", step, lambda names: any(name.startswith(".tmp-") for name in names))
-        if step in (6, 7):
+        if step in (9, 10):
             # Compaction starts as soon as a checkpoint is whole.
             self._at("compaction", step, lambda names: f"step_{step + 1:06d}" in names, silent=True)
 
@@ -111,6 +120,8 @@ class Weather:
                 if silent:
                     self.seen.setdefault(name, "refused")
                 self._free_when(name, lambda now: now["checkpoint"]["error"] or now["disk"]["error"], 3.0)
+            else:
+                self.take()
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()

@@ -8,7 +8,6 @@ server on eight GPUs, train a 7B model with the same script.
 """
 
 import argparse
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,14 @@ from tutorial.example_werewolves.start import ExampleWerewolves
 HERE = Path(__file__).parent
 
 
-async def play(task: Task, episode_uuid: str, api: OpenaiBaseUrlAndApiKey, board: dict[str, Any]) -> WorkflowOutput:
-    """One game. Wolves and seer speak through the model in training; the others are scripted.
+def play(task: Task, episode_uuid: str, api: OpenaiBaseUrlAndApiKey, board: dict[str, Any]) -> WorkflowOutput:
+    """One game, to its end. Wolves and seer speak through the model in training; the others are scripted.
 
     `board` stands in the configuration under `env.werewolves`; left out, the nine-player board is played.
     Give `big_external_opponent_llm_name` and `big_external_opponent_llm_url` to let a static model play the others.
     """
     game = ExampleWerewolves(trainable_targets=["werewolf", "seer"], options=board)
-    return await game.execute(WorkflowTask(task=task, episode_uuid=episode_uuid), api)
+    return game.play(WorkflowTask(task=task, episode_uuid=episode_uuid), api)
 
 
 def main() -> None:
@@ -50,7 +49,7 @@ def main() -> None:
     def rollout(task: Task) -> float:
         episode_uuid, api = client.begin_episode(discard_episode_timeout=240, task=task)
         try:
-            output = asyncio.run(play(task, episode_uuid, api, job.config.env.werewolves))
+            output = play(task, episode_uuid, api, job.config.env.werewolves)
         except BaseException as error:
             client.abort_episode(episode_uuid, reason=repr(error))  # a fault is never a reward
             raise

@@ -16,6 +16,7 @@ import torch
 from ajet.algorithm.correction import active, correct
 from ajet.backbone.embedded.net import Net
 from ajet.backbone.embedded.packing import Pass, Piece, TokenTable, to_rows
+from ajet.backbone.mini_batches import mini_batches
 
 if TYPE_CHECKING:
     from ajet.backbone.embedded.trainer import Trainer
@@ -120,17 +121,8 @@ class Step:
         by_row: dict[int, list[Piece]] = {}
         for piece in self.pieces:
             by_row.setdefault(piece.row, []).append(piece)
-        rows_of_unit: dict[int, list[int]] = {}
-        for r in by_row:
-            rows_of_unit.setdefault(int(self.unit_R[r]), []).append(r)
-        units = list(rows_of_unit)
-        generator = torch.Generator().manual_seed(mix(config.seed, step))
-        for _ in range(config.ppo_epochs):
-            order = [units[i] for i in torch.randperm(len(units), generator=generator).tolist()]
-            count = min(config.mini_batch_num, len(units))
-            for m in range(count):
-                chosen = [r for unit in order[m::count] for r in rows_of_unit[unit]]
-                self._mini_batch(chosen, by_row)
+        for chosen in mini_batches(by_row, self.unit_R, config, mix(config.seed, step)):
+            self._mini_batch(chosen, by_row)
 
     def _mini_batch(self, chosen: list[int], by_row: dict[int, list[Piece]]) -> None:
         """One optimizer step."""

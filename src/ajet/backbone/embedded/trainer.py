@@ -33,9 +33,10 @@ from ajet.backbone.embedded.net import Net, digest
 from ajet.backbone.embedded.optimizer import Optimizer
 from ajet.backbone.embedded.packing import Pass, Piece, TokenTable, lay_out, passes
 from ajet.backbone.embedded.step import Step, mix
+from ajet.backbone.mini_batches import check_follows
 from ajet.backbone.protocol import StepResult
 from ajet.default_config.schema import TrainerConfig
-from ajet.schema.errors import EngineStateConflict, InvalidRequest
+from ajet.schema.errors import InvalidRequest
 from ajet.trajectory.batch import Row, TrainBatch
 
 _CPU_PASS_TOKENS = 2048
@@ -75,10 +76,7 @@ class Trainer:
 
     def train_step(self, batch: TrainBatch) -> StepResult:
         """One batch. Raises :class:`EngineStateConflict` for a step that does not follow, changing nothing."""
-        if batch.step != self.step + 1:
-            raise EngineStateConflict(
-                f"The trainer is at step {self.step}: it takes the batch of step {self.step + 1}, not {batch.step}."
-            )
+        check_follows(batch, self.step)
         rows = sorted(batch.rows, key=lambda r: (r.episode, r.agent))
         table, pieces = lay_out(rows)
         if not pieces:

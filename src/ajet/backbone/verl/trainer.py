@@ -24,10 +24,11 @@ from ajet.backbone.embedded.optimizer import learning_rate
 from ajet.backbone.embedded.packing import TokenTable, lay_out, to_rows
 from ajet.backbone.embedded.step import mix
 from ajet.backbone.embedded.trainer import check_rows
+from ajet.backbone.mini_batches import check_follows, mini_batches
 from ajet.backbone.protocol import StepResult
 from ajet.backbone.verl.entries import Entry, entries_of
 from ajet.default_config.schema import TrainerConfig
-from ajet.schema.errors import EngineStateConflict, InvalidRequest
+from ajet.schema.errors import InvalidRequest
 from ajet.trajectory.batch import TrainBatch
 
 
@@ -65,10 +66,7 @@ class Trainer:
 
     def train_step(self, batch: TrainBatch) -> StepResult:
         """One batch. Raises :class:`EngineStateConflict` for a step that does not follow, changing nothing."""
-        if batch.step != self.step + 1:
-            raise EngineStateConflict(
-                f"The trainer is at step {self.step}: it takes the batch of step {self.step + 1}, not {batch.step}."
-            )
+        check_follows(batch, self.step)
         rows = sorted(batch.rows, key=lambda r: (r.episode, r.agent))
         table, pieces = lay_out(rows)
         if not pieces:
@@ -158,17 +156,9 @@ class _Step:
             self.out["sampler/logprob_diff_max"] = float(difference.max())
 
     def train(self, step: int) -> None:
-        config = self.trainer.config
-        rows_of_unit: dict[int, list[int]] = {}
-        for r in dict.fromkeys(e.row for e in self.entries):
-            rows_of_unit.setdefault(int(self.unit_R[r]), []).append(r)
-        units = list(rows_of_unit)
-        generator = torch.Generator().manual_seed(mix(config.seed, step))
-        for _ in range(config.ppo_epochs):
-            order = [units[i] for i in torch.randperm(len(units), generator=generator).tolist()]
-            count = min(config.mini_batch_num, len(units))
-            for m in range(count):
-                self._mini_batch([r for unit in order[m::count] for r in rows_of_unit[unit]])
+        rows = dict.fromkeys(e.row for e in self.entries)
+        for chosen in mini_batches(rows, self.unit_R, self.trainer.config, mix(self.trainer.config.seed, step)):
+            self._mini_batch(chosen)
 
     def _mini_batch(self, chosen: list[int]) -> None:
         """One optimizer step."""

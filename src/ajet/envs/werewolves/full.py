@@ -17,7 +17,7 @@ from ajet.envs.werewolves.rules import GODS, BoardOptions, Role
 
 Language = Literal["en", "zh"]
 
-_ROLES_ZH = {
+ROLES_ZH = {
     "werewolf": "狼人",
     "seer": "预言家",
     "witch": "女巫",
@@ -138,8 +138,8 @@ def _plural(role: str) -> str:
 
 def _rules_zh(options: BoardOptions) -> str:
     counts = Counter(options.roles)
-    roles = "、".join(f"{n} 名{_ROLES_ZH[role.value]}" for role, n in counts.items())
-    gods = [_ROLES_ZH[god] for god in _gods(counts)]
+    roles = "、".join(f"{n} 名{ROLES_ZH[role.value]}" for role, n in counts.items())
+    gods = [ROLES_ZH[god] for god in _gods(counts)]
     wiped = f"{'、'.join(gods)}{'全部' if len(gods) > 1 else ''}死亡"
     win = {"side_wiped": f"所有村民死亡，或{wiped}", "parity": "存活狼人数不少于其他存活玩家数"}
     save = {"never": "女巫不能救自己。", "first_night": "女巫只能在第一夜救自己。", "always": "女巫可以救自己。"}
@@ -214,7 +214,7 @@ class Conversation:
         if language == "en":
             text = f"You play a game of Werewolf as {seat_name(seat, language)}. Your role: {role}.\n\n{rules}"
         else:
-            text = f"你在玩狼人杀，你是{seat_name(seat, language)}，身份：{_ROLES_ZH[role]}。\n\n{rules}"
+            text = f"你在玩狼人杀，你是{seat_name(seat, language)}，身份：{ROLES_ZH[role]}。\n\n{rules}"
         self._messages: list[dict[str, Any]] = [{"role": "system", "content": text}]
 
     def messages(self, request: Request) -> list[dict[str, Any]]:

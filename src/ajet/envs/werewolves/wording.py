@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, Protocol
 
+from ajet.envs.werewolves.full import ROLES_ZH
 from ajet.envs.werewolves.speech import understand
 
 Language = Literal["en", "zh"]
@@ -23,15 +24,7 @@ ROLES: dict[Language, dict[str, str]] = {
         "idiot": "idiot",
         "villager": "villager",
     },
-    "zh": {
-        "werewolf": "狼人",
-        "seer": "预言家",
-        "witch": "女巫",
-        "hunter": "猎人",
-        "guard": "守卫",
-        "idiot": "白痴",
-        "villager": "村民",
-    },
+    "zh": ROLES_ZH,
 }
 KINDS: dict[Language, dict[str, str]] = {
     "en": {
