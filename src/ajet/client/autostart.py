@@ -25,10 +25,10 @@ def start_server(server_url: str, api_key: str | None, say: Callable[[str], None
         ConfigError: the address is not this machine's.
         ServerUnreachable: the child ended, or did not listen in time.
     """
-    from ajet.client.transport import is_loopback
+    from ajet.schema.endpoint import is_loopback_url
 
     parts = urlsplit(server_url)
-    if not is_loopback(server_url) or parts.scheme != "http":
+    if not is_loopback_url(server_url) or parts.scheme != "http":
         raise ConfigError(
             f"auto_start_swarm_server starts a server on this machine, and {server_url} is not on it. "
             "Use http://127.0.0.1:10086, or start the server there."

@@ -22,6 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from ajet.client.operations import Call, ConnectionFault, Reply
+from ajet.schema.endpoint import is_loopback_url
 from ajet.schema.errors import AjetError
 
 ANSWER_TIMEOUT_S = 90.0
@@ -34,19 +35,13 @@ def _ssl_context(verify: bool) -> ssl.SSLContext:
     return httpx.create_ssl_context(verify=verify)
 
 
-def is_loopback(server_url: str) -> bool:
-    """Whether the address can only mean this machine."""
-    host = urlsplit(server_url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 def _options(server_url: str, api_key: str | None) -> dict[str, Any]:
     return {
         "base_url": server_url,
         "headers": {"authorization": f"Bearer {api_key}"} if api_key else {},
         "verify": _ssl_context(server_url.startswith("https:")),
         "limits": httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=60.0),
-        "trust_env": not is_loopback(server_url),
+        "trust_env": not is_loopback_url(server_url),
         "follow_redirects": False,
     }
 
@@ -170,7 +165,7 @@ def _readable(sock: Any) -> bool:
 
 def _has_proxy(server_url: str) -> bool:
     url = urlsplit(server_url)
-    if is_loopback(server_url):
+    if is_loopback_url(server_url):
         return False
     proxies = getproxies()
     return bool(proxies.get(url.scheme) or proxies.get("all")) and not proxy_bypass(url.hostname or "")

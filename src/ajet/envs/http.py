@@ -22,6 +22,8 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
+from ajet.schema.endpoint import is_loopback_url
+
 try:
     import aiohttp
 except ImportError:  # pragma: no cover - the light install
@@ -57,12 +59,6 @@ class Poster(Protocol):
     async def close(self) -> None: ...
 
 
-def is_loopback(url: str) -> bool:
-    """Whether the address can only mean this machine; proxies are none of its business."""
-    host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
 @lru_cache(maxsize=1)
 def _tls() -> ssl.SSLContext:
     """One TLS context for the process: making one costs more than a call."""
@@ -75,7 +71,7 @@ class _Aiohttp:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ssl=_tls()),
             cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=not is_loopback(url),
+            trust_env=not is_loopback_url(url),
         )
         self._timeouts: dict[float, Any] = {}
 
@@ -100,7 +96,7 @@ class _Httpx:
     def __init__(self, url: str) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_S)
         self._client = httpx.AsyncClient(
-            verify=_tls(), limits=limits, trust_env=not is_loopback(url), follow_redirects=True
+            verify=_tls(), limits=limits, trust_env=not is_loopback_url(url), follow_redirects=True
         )
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:

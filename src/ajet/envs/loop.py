@@ -26,7 +26,7 @@ def run_shared(work: Coroutine[Any, Any, T]) -> T:
     The coroutine must not block: all others wait as long. When the caller is interrupted, the work is cancelled.
     """
     loop = _shared_loop()
-    if asyncio._get_running_loop() is loop:
+    if _running() is loop:
         work.close()
         raise RuntimeError("run_shared was called on the shared loop itself; await the coroutine there.")
     future = asyncio.run_coroutine_threadsafe(work, loop)
@@ -35,6 +35,13 @@ def run_shared(work: Coroutine[Any, Any, T]) -> T:
     except BaseException:
         future.cancel()
         raise
+
+
+def _running() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _shared_loop() -> asyncio.AbstractEventLoop:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
 from ajet.schema.errors import InvalidKey
 
@@ -82,3 +83,9 @@ class OpenaiBaseUrlAndApiKey:
 
     def __repr__(self) -> str:
         return f"OpenaiBaseUrlAndApiKey(base_url={self.base_url!r}, episode_uuid={self.episode_uuid!r}, api_key='…')"
+
+
+def is_loopback_url(url: str) -> bool:
+    """Whether the address can only mean this machine; proxies are none of its business."""
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
