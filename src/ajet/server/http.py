@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from typing import Any, TypeVar
 
 import orjson
@@ -114,38 +114,49 @@ class Crowd:
                 del self._inside[name]
 
 
-class Bodies:
-    """Reads bodies. However many come at once, the memory that huge ones take is bounded: others wait, unread."""
+class _Body:
+    """One body, see :meth:`Bodies.read`."""
 
-    def __init__(self, at_once: int) -> None:
-        self._huge = asyncio.Semaphore(at_once)
-        self._parsing = asyncio.Semaphore(1)
+    __slots__ = ("_headers", "_holds", "_huge", "_limit", "_receive")
 
-    @contextlib.asynccontextmanager
-    async def read(self, receive: Receive, headers: list[tuple[bytes, bytes]], limit: int) -> AsyncIterator[bytes]:
-        """The whole body, for as long as the block lasts.
+    def __init__(
+        self, huge: asyncio.Semaphore, receive: Receive, headers: list[tuple[bytes, bytes]], limit: int
+    ) -> None:
+        self._huge, self._receive, self._headers, self._limit = huge, receive, headers, limit
+        self._holds = False
 
-        Raises:
-            TooLarge: as soon as it is known to be. Disconnected: it was cut off.
-        """
-        async with contextlib.AsyncExitStack() as held:
-            yield await self._whole(receive, headers, limit, held)
+    async def __aenter__(self) -> bytes:
+        try:
+            return await self._whole()
+        except BaseException:
+            self._give_back()
+            raise
 
-    async def _whole(
-        self, receive: Receive, headers: list[tuple[bytes, bytes]], limit: int, held: contextlib.AsyncExitStack
-    ) -> bytes:
-        huge = False
-        for name, value in headers:
+    async def __aexit__(self, *_: object) -> None:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._holds:
+            self._holds = False
+            self._huge.release()
+
+    async def _hold(self) -> None:
+        if not self._holds:
+            await self._huge.acquire()
+            self._holds = True
+
+    async def _whole(self) -> bytes:
+        limit = self._limit
+        for name, value in self._headers:
             if name == b"content-length" and value.isdigit():
                 if len(value) > 18 or int(value) > limit:
                     raise TooLarge(f"The body has {value[:30].decode()} bytes; at most {limit} are accepted.")
                 if int(value) > HUGE_BODY:
-                    huge = True
-                    await held.enter_async_context(self._huge)
+                    await self._hold()
         parts: list[bytes] = []
         size = 0
         while True:
-            message = await receive()
+            message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise Disconnected
             part = message.get("body", b"")
@@ -155,9 +166,24 @@ class Bodies:
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
-            if size > HUGE_BODY and not huge:
-                huge = True
-                await held.enter_async_context(self._huge)
+            if size > HUGE_BODY:
+                await self._hold()
+
+
+class Bodies:
+    """Reads bodies. However many come at once, the memory that huge ones take is bounded: others wait, unread."""
+
+    def __init__(self, at_once: int) -> None:
+        self._huge = asyncio.Semaphore(at_once)
+        self._parsing = asyncio.Semaphore(1)
+
+    def read(self, receive: Receive, headers: list[tuple[bytes, bytes]], limit: int) -> _Body:
+        """``async with`` gives the whole body, for as long as the block lasts.
+
+        Raises (on entering):
+            TooLarge: as soon as it is known to be. Disconnected: it was cut off.
+        """
+        return _Body(self._huge, receive, headers, limit)
 
     async def parse(self, body: bytes, parse: Callable[[bytes], T]) -> T:
         """``parse(body)``; of large bodies one at a time, in a thread.

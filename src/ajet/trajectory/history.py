@@ -17,7 +17,7 @@ from ajet.trajectory.template import Message, Tools, arguments_value, content_te
 class Node:
     """A history: tools and messages from the beginning up to ``message``."""
 
-    __slots__ = ("children", "clean", "digest", "message", "parent")
+    __slots__ = ("children", "clean", "digest", "message", "parent", "plain")
 
     def __init__(self, digest: str, parent: Node | None, message: Message | None) -> None:
         self.digest = digest
@@ -26,6 +26,8 @@ class Node:
         self.children: dict[Any, Node] = {}
         self.clean = False
         """``message`` is known to be a role and a text that a template takes as they are."""
+        self.plain = parent is None
+        """Every message so far is a role and a text and nothing else, so that equal messages are the same message."""
 
     def child(self, message: Message) -> Node:
         """This history with one more message."""
@@ -37,6 +39,7 @@ class Node:
         if found is None:
             text = key if isinstance(key, str) else json.dumps([*key, "", [], "", ""], ensure_ascii=False)
             found = self.children[key] = Node(link(self.digest, text), self, message)
+            found.plain = plain and self.plain
         return found
 
 
@@ -45,14 +48,21 @@ class Histories:
 
     def __init__(self) -> None:
         self._roots: list[tuple[Tools, Node]] = []
+        self._last: tuple[list[Message], list[Node]] = [], []
 
     def path(self, tools: Tools, messages: list[Message]) -> list[Node]:
         """``path[k]`` is the history of the first k messages."""
         node = self._root(tools)
-        path = [node]
-        for message in messages:
+        known, last = self._last
+        # Mostly a request is the one before and two messages more: comparing is cheaper than looking each one up.
+        if last and last[0] is node and last[-1].plain and messages[: len(known)] == known:
+            path, node = last.copy(), last[-1]
+        else:
+            path = [node]
+        for message in messages[len(path) - 1 :]:
             node = node.child(message)
             path.append(node)
+        self._last = messages, path
         return path
 
     def _root(self, tools: Tools) -> Node:

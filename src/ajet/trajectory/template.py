@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,7 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: Any, added: Iterable[str]) -> None:
-        self._tokenizer = tokenizer
+        self._apply_template = compiled(tokenizer) or tokenizer.apply_chat_template
         self._added = sorted({text for text in added if len(text) > 1}, key=len, reverse=True)
         self._added_assistant = [text for text in self._added if text not in THINK]
         self._initials = tuple({text[0] for text in self._added})
@@ -117,9 +117,7 @@ class ChatTemplate:
         from jinja2 import TemplateError
 
         try:
-            return self._tokenizer.apply_chat_template(
-                messages, tools=tools or None, add_generation_prompt=True, tokenize=False
-            )
+            return self._apply_template(messages, tools=tools or None, add_generation_prompt=True, tokenize=False)
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as err:
             raise InvalidRequest(f"This model's chat template refuses these messages: {err}", param="messages") from err
 
@@ -187,6 +185,33 @@ class ChatTemplate:
         if isinstance(node, dict):
             return {self._mark_all(k, added, mark): self._mark_all(v, added, mark) for k, v in node.items()}
         return [self._mark_all(item, added, mark) for item in node] if isinstance(node, list) else node
+
+
+def compiled(tokenizer: Any) -> Callable[..., str] | None:
+    """``tokenizer.apply_chat_template`` for plain dicts and as text, without what it does anew at every call.
+
+    That is half of a short conversation's cost: the template's globals, the special tokens' map, the search for the
+    template. None where the tokenizer has a method of its own, or transformers no longer has the one private name used
+    here, the compiler of templates; then the tokenizer's method does all of it.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+        return None
+    try:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+    except ImportError:
+        return None
+    template = _compile_jinja_template(tokenizer.chat_template)
+    fixed = {**template.globals, **tokenizer.special_tokens_map, "documents": None}
+    render = template.root_render_func
+
+    def apply(messages: list[Message], *, tools: Tools, add_generation_prompt: bool, tokenize: bool) -> str:
+        assert not tokenize
+        names = {**fixed, "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        return "".join(render(template.new_context(names, shared=True)))
+
+    return apply
 
 
 def _with_object(call: dict[str, Any]) -> dict[str, Any]:

@@ -396,6 +396,7 @@ def test_reads_tell_the_whole_story(rolling):
 def test_a_job_for_more_gpus_than_there_are_is_refused_with_what_to_set(rolling, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     rolling.post("/engine/stop")
+    rolling.wait("OFFLINE")
     wanted = job(trainer_common__n_gpus_per_node=8, experiment_name="eight")
     assert rolling.http.put("/swarm/v1/job", json={"job": wanted}).status_code == 200
     refused = rolling.http.post("/swarm/v1/engine/start")

@@ -381,3 +381,20 @@ def test_a_look_alike_that_a_template_left_out_is_still_one_when_it_writes_it(th
     for asked in (messages, messages, [*messages[:2], {"role": "tool", "content": "z"}]):
         prepared = trajectory.prepare("a", "a", asked)
         assert prepared.ids == thinking.render(asked)
+
+
+def test_the_template_is_applied_without_the_tokenizers_detour_and_falls_back_where_a_tokenizer_has_its_own(renderer):
+    """The contract with transformers: its compiler of templates is where it was."""
+    from ajet.trajectory.template import compiled
+
+    direct = compiled(renderer.tokenizer)
+    assert direct is not None
+    messages = [{"role": "user", "content": "Hello"}]
+    asked = {"tools": None, "add_generation_prompt": True, "tokenize": False}
+    assert direct(messages, **asked) == renderer.tokenizer.apply_chat_template(messages, **asked)
+
+    class Own(type(renderer.tokenizer)):
+        def apply_chat_template(self, *_: object, **__: object) -> str:
+            return "mine"
+
+    assert compiled(object.__new__(Own)) is None

@@ -15,6 +15,7 @@ from ajet.server import chat
 from ajet.server.answers import Identity, identify
 from ajet.server.auth import Keys, bearer
 from ajet.server.chat_request import ChatRequest, parse_chat
+from ajet.server.connection import ON_GONE, Peer
 from ajet.server.engine import Engine
 from ajet.server.http import JSON_HEADERS, Bodies, Disconnected, Receive, Scope, Send, check_head, error_parts
 from ajet.server.replies import Answered, logprob_entries
@@ -59,9 +60,9 @@ class ChatEndpoint:
                 request = parse_chat(body, self._limits)
                 identity = identify(raw, repeat_key, retry_count)
             if request.stream:
-                await self._stream(key, body, request, identity, receive, send)
+                await self._stream(key, body, request, identity, scope, receive, send)
                 return
-            answer = await self._whole(key, body, request, identity, receive)
+            answer = await self._whole(key, body, request, identity, scope, receive)
             status, out = 200, list(JSON_HEADERS)
         except AjetError as err:
             status, answer, out = error_parts(err)
@@ -80,11 +81,17 @@ class ChatEndpoint:
         await send({"type": "http.response.body", "body": answer})
 
     async def _whole(
-        self, key: EpisodeKey, body: dict[str, Any], request: ChatRequest, identity: Identity, receive: Receive
+        self,
+        key: EpisodeKey,
+        body: dict[str, Any],
+        request: ChatRequest,
+        identity: Identity,
+        scope: Scope,
+        receive: Receive,
     ) -> bytes:
         task = asyncio.current_task()
         assert task is not None
-        watch = _Watch(receive, task)
+        watch = _Watch(scope, receive, task)
         try:
             answered = await chat.answer(self._engine, key, body, request, identity)
         except asyncio.CancelledError:
@@ -128,6 +135,7 @@ class ChatEndpoint:
         body: dict[str, Any],
         request: ChatRequest,
         identity: Identity,
+        scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
@@ -137,7 +145,7 @@ class ChatEndpoint:
             chat.answer(self._engine, key, body, request, identity, lambda *piece: pieces.put_nowait(piece))
         )
         work.add_done_callback(lambda _: pieces.put_nowait(None))
-        watch = _Watch(receive, work)
+        watch = _Watch(scope, receive, work)
         writer = _Events(send, request)
         try:
             while (piece := await pieces.get()) is not None:
@@ -166,22 +174,34 @@ class ChatEndpoint:
 
 
 class _Watch:
-    """Cancels ``task`` when the client goes away."""
+    """Cancels ``task`` when the client goes away: told by its connection, or, served by another, by ``receive``."""
 
-    def __init__(self, receive: Receive, task: asyncio.Task[Any]) -> None:
+    def __init__(self, scope: Scope, receive: Receive, task: asyncio.Task[Any]) -> None:
         self.gone = False
         self._target = task
-        self._receive = receive
-        self._task = asyncio.create_task(self._wait())
+        self._task: asyncio.Task[None] | None = None
+        self._peer: Peer | None = scope.get("extensions", {}).get(ON_GONE)
+        if self._peer is not None:
+            self._peer.watchers.add(self._leave)
+            if self._peer.gone:
+                self._leave()
+        else:
+            self._task = asyncio.create_task(self._wait(receive))
 
-    async def _wait(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _leave(self) -> None:
         self.gone = True
         self._target.cancel()
 
+    async def _wait(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._leave()
+
     def close(self) -> None:
-        self._task.cancel()
+        if self._peer is not None:
+            self._peer.watchers.discard(self._leave)
+        if self._task is not None:
+            self._task.cancel()
 
 
 class _Events:
