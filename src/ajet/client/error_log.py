@@ -7,6 +7,8 @@ import threading
 import traceback
 from collections import Counter
 
+from ajet.schema.uncaught import SHOWN
+
 
 class ErrorLog:
     """Thread-safe; prints to standard error."""
@@ -25,6 +27,7 @@ class ErrorLog:
             self._failures[signature] += 1
             if self._failures[signature] > 1:
                 return
+        setattr(error, SHOWN, True)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         _print(f"a rollout failed; the same error is counted, not shown again:\n{text}")
 

@@ -210,6 +210,8 @@ class Engine:
                 return self.state
             if self.job is None:
                 raise EngineStateConflict("No job is set. Send it with PUT /swarm/v1/job first.")
+            if self.state is S.FAILED and self._task is not None:
+                await asyncio.wait([self._task])  # it lets go of what it had
             if self.state is S.STOPPING or (self._task is not None and not self._task.done()):
                 raise EngineStateConflict("The engine is stopping. Wait until it is OFFLINE, then start it.")
             check_machine(self.job)
