@@ -299,6 +299,7 @@ class Operations:
             wait_s=LONG_POLL_S,
         )
         call = Call("POST", f"{API}/episodes", as_json(request), wait_s=LONG_POLL_S)
+        began = self._clock()
         absent = Backoff(self.retry_budget_s)
         while True:
             asked = self._clock()
@@ -317,7 +318,9 @@ class Operations:
                     )
             else:
                 absent = Backoff(self.retry_budget_s)
-            self.notice(f"waiting for an episode: {not_yet.message} {self._hint(not_yet)}".rstrip())
+            # Waiting for a place or an update is daily business; for an engine that nobody starts it is not.
+            if not_yet.state is EngineState.OFFLINE or now - began >= LONG_POLL_S:
+                self.notice(f"waiting for an episode: {not_yet.message} {self._hint(not_yet)}".rstrip())
             if now - asked < 0.5:
                 yield Pause(0.5)
         answer = read(BeginAnswer, reply.body)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,9 @@ from typing import Any
 from ajet.schema.errors import AjetError
 
 DEBUG_VARIABLE = "AJET_DEBUG"
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_NOT_THEIRS = (_PACKAGE, "<frozen", *(folder + os.sep for folder in _LIBRARIES))
 
 
 def speak_plainly() -> None:
@@ -48,7 +51,7 @@ def plainly(error: BaseException, trace: TracebackType | None) -> str | None:
         return "[ajet] the script ends: every run failed by the error that is shown above."
     if not isinstance(error, AjetError) or not frames or not frames[-1].filename.startswith(_PACKAGE):
         return None
-    theirs = [frame for frame in frames if not frame.filename.startswith(_PACKAGE) and "<frozen" not in frame.filename]
+    theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
     place = f"\n  raised for {theirs[-1].filename}:{theirs[-1].lineno}: {theirs[-1].line or ''}".rstrip() if theirs else ""
     return f"ajet: {error.message}{place}\n  ({DEBUG_VARIABLE}=1 shows the whole traceback.)"
 

@@ -6,11 +6,14 @@ import contextlib
 import errno
 import gc
 import logging
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -72,7 +75,7 @@ def serve(
     if job is not None and not app.engine.resume():
         app.engine.put_job(job.model_dump(mode="json"))
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
-    server = uvicorn.Server(server_config(_Autostart(app) if config is not None else app, settings.limits))
+    server = _Server(server_config(_Autostart(app) if config is not None else app, settings.limits))
     log.info("swarm server at %s, experiments in %s", url, settings.exp_dir)
     if app.keys.generated:
         log.info("admin key: set %s to the content of %s", KEY_VARIABLE, settings.data_dir / "admin.key")
@@ -84,6 +87,18 @@ def serve(
     gc.set_threshold(*GC_THRESHOLD)
     with lock, contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Ends orderly at the first signal, and at once at a second Ctrl-C: what was answered is in the journal."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            os.write(2, b"left at once; the next start resumes from the journal\n")
+            os._exit(130)
+        if not self.should_exit:
+            log.info("stopping: a running update is finished and saved first; a second Ctrl-C leaves at once")
+        super().handle_exit(sig, frame)
 
 
 def _alone(settings: ServerSettings) -> contextlib.AbstractContextManager[Any]:
