@@ -23,11 +23,11 @@ class ErrorLog:
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
         signature = f"{type(error).__name__} at {place}"
+        setattr(error, SHOWN, True)  # this one, or its like
         with self._lock:
             self._failures[signature] += 1
             if self._failures[signature] > 1:
                 return
-        setattr(error, SHOWN, True)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         _print(f"a rollout failed; the same error is counted, not shown again:\n{text}")
 
