@@ -404,6 +404,14 @@ def main() -> None:
         if os.environ.get("AJET_DEBUG"):
             raise
         sys.exit(1)
+    except ModuleNotFoundError as err:
+        if os.environ.get("AJET_DEBUG") or (err.name or "ajet").split(".")[0] == "ajet":
+            raise
+        print(
+            f"ajet-swarm: this command needs {err.name}, which is not installed. Run: pip install 'agentjet[server]'",
+            file=sys.stderr,
+        )
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,10 @@ _TAIL = 40
 """Lines of the worker's log kept for the cause of its death."""
 WATCH_S = 1.0
 """Between two looks at whether the worker hangs."""
-_FAULT_HINTS = {-signal.SIGKILL: " (killed: perhaps the machine is out of memory)"}
+_FAULT_HINTS = {
+    -signal.SIGKILL: " (killed: most likely the machine, or its container, had no memory left, which dmesg tells; take a smaller "
+    "model, or lower rollout.max_num_seqs, rollout.max_model_len or trainer_common.max_tokens_per_microbatch)"
+}
 
 
 class WorkerProcess:

@@ -55,6 +55,7 @@ class AsyncSwarmClient:
         self._beats = AsyncTransport(url, key, 1)
         self._heartbeat: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         if auto_start_swarm_server:
             from ajet.client.autostart import start_server
 
@@ -73,6 +74,14 @@ class AsyncSwarmClient:
         return self._operations.client_id
 
     async def _run(self, operation: Operation[T]) -> T:
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            operation.close()
+            raise AjetError(
+                "This AsyncSwarmClient was used in another asyncio.run() before, and its connections belong to that one. "
+                "Make a client inside each asyncio.run(), or use SwarmClient, which any thread may call."
+            )
+        self._loop = loop
         return await drive(operation, self._transport)
 
     async def auto_sync_train_config_and_start_engine(

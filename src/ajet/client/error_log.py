@@ -7,6 +7,8 @@ import threading
 import traceback
 from collections import Counter
 
+from ajet.schema.uncaught import SHOWN
+
 
 class ErrorLog:
     """Thread-safe; prints to standard error."""
@@ -21,6 +23,7 @@ class ErrorLog:
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
         signature = f"{type(error).__name__} at {place}"
+        setattr(error, SHOWN, True)  # this one, or its like
         with self._lock:
             self._failures[signature] += 1
             if self._failures[signature] > 1:

@@ -16,11 +16,13 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 
+from ajet.client import advice
 from ajet.client.leases import OpenEpisodes
 from ajet.client.retry import RETRYABLE_STATUS, Backoff
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import (
     AjetError,
+    ConfigError,
     EngineFailed,
     EngineUnavailable,
     EpisodeGone,
@@ -41,6 +43,7 @@ from ajet.schema.wire import (
     EngineState,
     HeartbeatAnswer,
     HeartbeatRequest,
+    JobAnswer,
     JobRequest,
     NotYet,
     Status,
@@ -118,6 +121,10 @@ class Operations:
         self._say = say
         self._clock = clock
         self._last_notice = -NOTICE_EVERY_S
+        self._answered = False
+        """Whether the server was ever there: one that was is waited for without advice on where to look for it."""
+        self._server_version = ""
+        self._told: set[str] = set()
 
     # ── one request ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -142,8 +149,9 @@ class Operations:
                 cause = fault
             else:
                 if reply.status < 300:
+                    self._answered = True
                     return reply
-                cause = self._error(reply)
+                cause = self._error(call, reply)
                 if reply.status not in RETRYABLE_STATUS:
                     raise cause
                 retry_after = reply.retry_after
@@ -151,19 +159,35 @@ class Operations:
                     tries, limit = full_disk, patience
             delay = tries.next_delay(self._clock(), retry_after)
             if delay is None:
-                raise ServerUnreachable(
-                    f"No answer from {self.server_url} to {call} within {limit:g} s: {cause}. "
-                    "Check that the server runs and that the address is right."
-                ) from cause
+                within = f" within {limit:g} s" if limit else ""
+                answered = f"No answer from {self.server_url} to {call}{within}: {cause}"
+                raise ServerUnreachable(f"{answered.rstrip('.')}. {self._advice(cause)}") from cause
             waited = tries.waited(self._clock())
             if waited + delay > 1.0:
+                advice = "" if self._answered else f" {self._advice(cause)}"
                 self.notice(
-                    f"waiting for {self.server_url} since {waited:.0f} s ({cause}); giving up after {limit:g} s"
+                    f"waiting for {self.server_url} since {waited:.0f} s ({cause}); giving up after {limit:g} s.{advice}"
                 )
             yield Pause(delay)
 
-    def _error(self, reply: Reply) -> AjetError:
+    def _advice(self, cause: Exception) -> str:
+        """What to do where nobody answers; a server that answered with an error has said so itself."""
+        return advice.unreachable(self.server_url, cause) if isinstance(cause, ConnectionFault) else ""
+
+    def _of_reply(self, call: Call, reply: Reply) -> AjetError:
+        foreign = advice.no_swarm_server(self.server_url, call, reply.status, reply.body)
+        if foreign is not None:
+            error = AjetError(foreign)
+            error.http_status = reply.status  # type: ignore[misc]
+            return error
         error = error_from_body(reply.status, reply.body)
+        skew = advice.other_version(self._server_version)
+        if skew and isinstance(error, (InvalidRequest, ConfigError, NotFound)):
+            return type(error)(f"{error.message} {skew}", param=error.param, details=error.details)
+        return error
+
+    def _error(self, call: Call, reply: Reply) -> AjetError:
+        error = self._of_reply(call, reply)
         error.retry_after = reply.retry_after
         if isinstance(error, JobConflict):
             diff = error.details.get("diff") or {}
@@ -179,6 +203,12 @@ class Operations:
             self._last_notice = now
             self._say(text)
 
+    def tell_once(self, text: str) -> None:
+        """Say ``text`` the first time."""
+        if text not in self._told:
+            self._told.add(text)
+            self._say(text)
+
     # ── job and engine ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def status(
@@ -191,16 +221,22 @@ class Operations:
         if wait_step is not None and wait_s > 0:
             params |= {"wait_step": str(wait_step), "wait_s": f"{wait_s:g}"}
         reply = yield from self.request(Call("GET", f"{API}/status", params=params, wait_s=wait_s))
+        if isinstance(reply.body, dict):
+            self._server_version = str(reply.body.get("server_version") or "")
+        skew = advice.other_version(self._server_version)
+        if skew:
+            self.tell_once(skew)
         return read(Status, reply.body).model_dump(mode="json")
 
-    def sync_job(self, job: Any) -> Operation[None]:
-        """``PUT /job`` with an AgentJetJob or a configuration tree."""
+    def sync_job(self, job: Any) -> Operation[bool]:
+        """``PUT /job`` with an AgentJetJob or a configuration tree. Returns whether that changed the server's job."""
         from ajet.default_config.load import check_config
 
         config = getattr(job, "config", job)
         check_config(config)
         body = JobRequest(job=config.model_dump(mode="json"))
-        yield from self.request(Call("PUT", f"{API}/job", as_json(body)))
+        reply = yield from self.request(Call("PUT", f"{API}/job", as_json(body)))
+        return read(JobAnswer, reply.body).changed
 
     def start(self) -> Operation[None]:
         yield from self.request(Call("POST", f"{API}/engine/start"))
@@ -238,12 +274,15 @@ class Operations:
         if force_restart and state is not EngineState.OFFLINE:
             yield from self.stop()
             yield from self.wait_until([EngineState.OFFLINE])
-        elif state is EngineState.FAILED:
-            failed = engine_failed(status)
-            raise EngineFailed(f"{failed.message} To try again: force_restart=True.", details=failed.details)
         elif state is EngineState.STOPPING:
             yield from self.wait_until([EngineState.OFFLINE])
-        yield from self.sync_job(job)
+        changed = yield from self.sync_job(job)
+        if state is EngineState.FAILED and not changed and not force_restart:
+            failed = engine_failed(status)
+            raise EngineFailed(
+                f"{failed.message} Once the cause is gone, try again with force_restart=True, or with another job.",
+                details=failed.details,
+            )
         yield from self.start()
         return (yield from self.wait_until(SERVING))
 
@@ -260,6 +299,7 @@ class Operations:
             wait_s=LONG_POLL_S,
         )
         call = Call("POST", f"{API}/episodes", as_json(request), wait_s=LONG_POLL_S)
+        began = self._clock()
         absent = Backoff(self.retry_budget_s)
         while True:
             asked = self._clock()
@@ -278,10 +318,13 @@ class Operations:
                     )
             else:
                 absent = Backoff(self.retry_budget_s)
-            self.notice(f"waiting for an episode: {not_yet.message}")
+            # Waiting for a place or an update is daily business; for an engine that nobody starts it is not.
+            if not_yet.state is EngineState.OFFLINE or now - began >= LONG_POLL_S:
+                self.notice(f"waiting for an episode: {not_yet.message} {self._hint(not_yet)}".rstrip())
             if now - asked < 0.5:
                 yield Pause(0.5)
         answer = read(BeginAnswer, reply.body)
+        self._warn_of_proxy()
         self.leases.add(answer.episode_id, answer.discard_episode_timeout)
         api = OpenaiBaseUrlAndApiKey(
             base_url=self.server_url + answer.base_path,
@@ -309,7 +352,33 @@ class Operations:
             self.leases.remove(episode, gone.message)
             raise
         self.leases.remove(episode, "ended")
-        return read(EndAnswer, reply.body)
+        answer = read(EndAnswer, reply.body)
+        if answer.fate == "no_calls":
+            self.tell_once(
+                "an episode ended in which the model was never called: there is nothing to train, and it fills no batch. "
+                "Do your agents use the api.base_url and api.api_key that begin_episode returned? Such episodes are "
+                "counted as drops under no_calls."
+            )
+        return answer
+
+    def _hint(self, not_yet: NotYet) -> str:
+        if not_yet.state is EngineState.OFFLINE:
+            return (
+                "Some client must call auto_sync_train_config_and_start_engine(job); giving up after "
+                f"{self.retry_budget_s:g} s."
+            )
+        if not_yet.reason == "capacity":
+            return "Does every begin_episode have its end_episode or abort_episode? (ajet-swarm overwatch shows who plays.)"
+        return ""
+
+    def _warn_of_proxy(self) -> None:
+        """Our own calls pass by a proxy on this machine; those of the agents' OpenAI clients may not."""
+        proxy = advice.caught_by(self.server_url)
+        if proxy is not None and advice.proxy_of(self.server_url) is None:
+            self.tell_once(
+                f"the environment names the proxy {proxy}, and OpenAI clients would send their calls to {self.server_url} "
+                "through it. So that they do not: export NO_PROXY=127.0.0.1,localhost."
+            )
 
     def abort(self, episode: str, reason: str, budget_s: float | None = None) -> Operation[bool]:
         """Give the lease back. Returns whether the server knows; if not, the lease ends by its silence."""
@@ -331,9 +400,10 @@ class Operations:
     def heartbeat(self, episodes: list[str]) -> Operation[HeartbeatAnswer]:
         """One beat for ``episodes``, without retries; leases the server has ended are forgotten."""
         request = HeartbeatRequest(client_id=self.client_id, episodes=episodes)
-        reply: Reply = yield Call("POST", f"{API}/heartbeat", as_json(request))
+        call = Call("POST", f"{API}/heartbeat", as_json(request))
+        reply: Reply = yield call
         if reply.status >= 300:
-            raise self._error(reply)
+            raise self._error(call, reply)
         answer = read(HeartbeatAnswer, reply.body)
         for episode, reason in answer.gone.items():
             self.leases.remove(episode, reason)

@@ -16,6 +16,7 @@ import yaml
 from ajet.default_config.load import Layer, build_config, layer_under_root
 from ajet.default_config.schema import AjetConfig
 from ajet.default_config.yaml_source import read_layer
+from ajet.schema.uncaught import speak_plainly
 
 KEYWORDS: dict[str, str] = {
     "project_name": "project_name",
@@ -137,6 +138,7 @@ class AgentJetJob:
         timeline_compare_level: str | None = None,
         ensure_new_experiment: bool = False,
     ) -> None:
+        speak_plainly()
         given = {name: value for name, value in locals().items() if name in KEYWORDS and value is not None}
         layers = []
         if base_yaml_config is not None:

@@ -130,7 +130,7 @@ def machine_problems(config: AjetConfig, gpus: int) -> list[str]:
             ("rollout.tensor_model_parallel_size", rollout.tensor_model_parallel_size),
             ("trainer_common.ulysses_sequence_parallel_size", trainer.ulysses_sequence_parallel_size),
         ):
-            if value > 1:
+            if value > 1 and not (found and key == "trainer_common.n_gpus_per_node"):
                 found.append(
                     f"{key} is {value}, but backbone embedded uses one device. Set {key}: 1, or backbone: verl."
                 )

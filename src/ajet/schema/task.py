@@ -6,7 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
+from pydantic_core import PydanticCustomError
 
 if TYPE_CHECKING:
     from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
@@ -63,12 +64,27 @@ class WorkflowOutput(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
     log_metrics: dict[str, float] = Field(default_factory=dict)
 
-    @field_validator("reward")
+    @field_validator("reward", mode="wrap")
     @classmethod
-    def _finite(cls, value: float | dict[str, float] | None) -> float | dict[str, float] | None:
+    def _numbers(cls, given: Any, check: ValidatorFunctionWrapHandler) -> float | dict[str, float] | None:
+        try:
+            value = check(given)
+        except ValidationError:
+            # pydantic's own words list each member of the union, and a page of the web for each.
+            raise PydanticCustomError(
+                "reward",
+                "reward is a number, or a dict of numbers by agent name or tag; found {found}. Give float(…), or abort the "
+                "episode if it could not be judged",
+                {"found": repr(given)[:200]},
+            ) from None
         for number in value.values() if isinstance(value, dict) else [value]:
             if number is not None and not (math.isfinite(number) and abs(number) <= 1e6):
-                raise ValueError(f"reward must be finite and within ±1e6, got {number!r}")
+                raise PydanticCustomError(
+                    "reward",
+                    "reward must be finite and within ±1e6, found {found}. Give another number, or abort the episode if it "
+                    "could not be judged",
+                    {"found": repr(number)},
+                )
         return value
 
 

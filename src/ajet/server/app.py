@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
+import ajet
 from ajet.backbone.protocol import Backbone, Patience
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import AjetError, DiskRefused, InvalidKey, InvalidRequest, NotFound
@@ -42,7 +43,6 @@ from ajet.server.routes import chat, episodes, health, models, pool, status
 from ajet.server.routes import engine as engine_routes
 from ajet.server.routes.route import Route
 from ajet.server.settings import Limits, ServerSettings
-from ajet.server.status import server_version
 from ajet.server.telemetry import Telemetry
 from ajet.trajectory import ChatRenderer
 
@@ -157,7 +157,7 @@ def create_app(
         except asyncio.TimeoutError:
             log.error("the engine did not stop within %g s; its journal will resume it", SHUTDOWN_S)
 
-    openapi = document(ROUTES, server_version())
+    openapi = document(ROUTES, ajet.__version__)
 
     async def openapi_json(_request: Request) -> Response:
         return json_response(openapi)

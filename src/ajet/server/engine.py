@@ -210,6 +210,8 @@ class Engine:
                 return self.state
             if self.job is None:
                 raise EngineStateConflict("No job is set. Send it with PUT /swarm/v1/job first.")
+            if self.state is S.FAILED and self._task is not None:
+                await asyncio.wait([self._task])  # it lets go of what it had
             if self.state is S.STOPPING or (self._task is not None and not self._task.done()):
                 raise EngineStateConflict("The engine is stopping. Wait until it is OFFLINE, then start it.")
             check_machine(self.job)
@@ -333,7 +335,11 @@ class Engine:
             self.changed.fire()
         backbone = self._make_backbone(experiment.config)
         try:
-            self.info = await backbone.start(experiment.backbone_job())
+            info = await self._boot(backbone, experiment.backbone_job())
+            if info is None:
+                await self._close_quietly(backbone)
+                return
+            self.info = info
             for warning in await experiment.note_machine(self.info):
                 self.warn(warning)
             for warning in await training.replay(experiment, backbone):
@@ -349,6 +355,18 @@ class Engine:
             await Cycle(self, experiment, backbone, died).run()
         finally:
             died.cancel()
+
+    async def _boot(self, backbone: Backbone, job: dict[str, Any]) -> BackboneInfo | None:
+        """Load the model, which may take minutes. None: the engine was told to stop meanwhile, and does not wait for it."""
+        booting = asyncio.create_task(backbone.start(job))
+        told = asyncio.create_task(self.changed.wait_until(lambda: self._stop, None))
+        try:
+            await asyncio.wait((booting, told), return_when=asyncio.FIRST_COMPLETED)
+            return booting.result() if booting.done() else None
+        finally:
+            booting.cancel()
+            told.cancel()
+            await asyncio.gather(booting, told, return_exceptions=True)
 
     @staticmethod
     async def _close_quietly(backbone: Backbone) -> None:

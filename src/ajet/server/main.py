@@ -6,23 +6,28 @@ import contextlib
 import errno
 import gc
 import logging
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
-import yaml
 
 from ajet.backbone.protocol import Backbone
+from ajet.default_config.load import load_yaml
 from ajet.default_config.schema import AjetConfig
-from ajet.schema.errors import AjetError, ConfigError
+from ajet.pool.lock import take_lock
+from ajet.schema.errors import AjetError, ConfigError, DiskRefused
 from ajet.server import logs
 from ajet.server.app import SwarmApp, create_app
 from ajet.server.auth import KEY_VARIABLE, Keys
 from ajet.server.connection import bounded
+from ajet.server.jobs import check_machine
 from ajet.server.settings import Limits, ServerSettings
 
 log = logging.getLogger("ajet.server")
@@ -53,20 +58,24 @@ def serve(
         backbone_factory, app_options: see :func:`create_app`.
 
     Raises:
-        ConfigError: the address is taken, or the job is not valid.
+        ConfigError: the address is taken, the folder is another server's or cannot be written, or the job is not valid
+            or asks for what this machine has not.
     """
     settings = ServerSettings(host=host, port=port, exp_dir=Path(exp_dir))
+    job = _job_of(Path(config)) if config is not None else None
     _wait_for_room(settings)
-    logs.set_up(settings.exp_dir / "server.log")
     listener = _listen(host, port)
+    # Held as long as the process lives: two servers would note what they run, and make keys, in the same files.
+    lock = _alone(settings)
+    logs.set_up(settings.exp_dir / "server.log")
     bound = listener.getsockname()[1]
     settings = ServerSettings(host=host, port=bound, exp_dir=Path(exp_dir), limits=_with_open_files(limits or Limits()))
     app = create_app(settings, backbone_factory, **app_options)
     app.engine.on_open = lambda folder: logs.set_up(folder / "server.log")
-    if config is not None and not app.engine.resume():
-        app.engine.put_job(_job_of(Path(config)))
+    if job is not None and not app.engine.resume():
+        app.engine.put_job(job.model_dump(mode="json"))
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
-    server = uvicorn.Server(server_config(_Autostart(app) if config is not None else app, settings.limits))
+    server = _Server(server_config(_Autostart(app) if config is not None else app, settings.limits))
     log.info("swarm server at %s, experiments in %s", url, settings.exp_dir)
     if app.keys.generated:
         log.info("admin key: set %s to the content of %s", KEY_VARIABLE, settings.data_dir / "admin.key")
@@ -76,8 +85,39 @@ def serve(
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    with contextlib.suppress(KeyboardInterrupt):
+    with lock, contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Ends orderly at the first signal, and at once at a second Ctrl-C: what was answered is in the journal."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            os.write(2, b"left at once; the next start resumes from the journal\n")
+            os._exit(130)
+        if not self.should_exit:
+            log.info("stopping: a running update is finished and saved first; a second Ctrl-C leaves at once")
+        super().handle_exit(sig, frame)
+
+
+def _alone(settings: ServerSettings) -> contextlib.AbstractContextManager[Any]:
+    """Keep other servers out of the folder until what is returned is left; not where the disk is full.
+
+    Raises:
+        ConfigError: there is one already.
+    """
+    try:
+        return take_lock(settings.data_dir / "server")
+    except DiskRefused as err:
+        if isinstance(err.__cause__, OSError) and err.__cause__.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise _unwritable(settings, err.__cause__) from err
+        return contextlib.nullcontext()
+    except ConfigError as err:
+        raise ConfigError(
+            f"Another swarm server works in {settings.exp_dir} on this machine. Use that one, stop it, or give this one a "
+            "folder of its own with --exp-dir."
+        ) from err
 
 
 def _wait_for_room(settings: ServerSettings) -> None:
@@ -94,9 +134,7 @@ def _wait_for_room(settings: ServerSettings) -> None:
             return
         except OSError as err:
             if err.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise ConfigError(
-                    f"The folder {settings.exp_dir} cannot be written: {err.strerror}. Choose another --exp-dir."
-                ) from err
+                raise _unwritable(settings, err) from err
             if not said:
                 logs.set_up()
                 log.error(
@@ -104,6 +142,13 @@ def _wait_for_room(settings: ServerSettings) -> None:
                 )
                 said = True
             time.sleep(ROOM_RETRY_S)
+
+
+def _unwritable(settings: ServerSettings, err: OSError) -> ConfigError:
+    return ConfigError(
+        f"The folder {settings.exp_dir} cannot be written: {err.strerror}. Give this user the right to, or choose another "
+        "--exp-dir."
+    )
 
 
 def _with_open_files(limits: Limits) -> Limits:
@@ -169,18 +214,20 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as err:
         listener.close()
+        if err.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"Cannot listen on {host}:{port}: another program does already. If it is a swarm server (ajet-swarm status "
+                f"--swarm-url http://{host}:{port}), use it or stop it; else choose another --swarm-port."
+            ) from err
         raise ConfigError(
-            f"Cannot listen on {host}:{port}: {err.strerror}. Choose another --swarm-port or --host."
+            f"Cannot listen on {host}:{port}: {err.strerror or err}. Choose another --swarm-port or --host."
         ) from err
     listener.listen(4096)
     return listener
 
 
-def _job_of(path: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as err:
-        raise ConfigError(f"The job {path} cannot be read: {err}") from err
-    if not isinstance(tree, dict) or not isinstance(tree.get("ajet"), dict):
-        raise ConfigError(f"The job {path} has no 'ajet:' at its top.")
-    return tree["ajet"]
+def _job_of(path: Path) -> AjetConfig:
+    """The job of a file. Raises :class:`ConfigError` with file and line, or for what this machine has not."""
+    config = load_yaml(path)
+    check_machine(config)
+    return config

@@ -39,7 +39,8 @@ def check_result(
         raise InvalidRequest("task.task_id is longer than 512 characters.", param="task.task_id")
     if declared and declared != task.task_id:
         raise InvalidRequest(
-            f"This episode began for task {declared!r} and cannot end as task {task.task_id!r}.", param="task.task_id"
+            f"This episode began for task {declared!r} and cannot end as task {task.task_id!r}. Give the same task to both.",
+            param="task.task_id",
         )
     if output.reward is None:
         raise InvalidRequest(
@@ -69,7 +70,8 @@ def check_result(
         ]
         if missing:
             raise IncompleteReward(
-                f"output.reward covers neither the name nor the tag of: {', '.join(missing)}. Add a number for each.",
+                f"output.reward covers neither the name nor the tag of: {', '.join(missing)}. It has: "
+                f"{', '.join(list(output.reward)[:20]) or 'nothing'}. Add a number for each agent that spoke.",
                 param="output.reward",
                 details={"missing": [a for a, t in tags.items() if a not in output.reward and t not in output.reward]},
             )

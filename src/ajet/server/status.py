@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import ajet
 from ajet.pool.filesystem import free_bytes
 from ajet.pool.groups import GroupPool
 from ajet.pool.journal import Journal
@@ -20,13 +20,6 @@ def served_name(engine: Engine) -> str | None:
     if engine.job is None:
         return None
     return engine.job.model.served_name or Path(engine.job.model.path).name
-
-
-def server_version() -> str:
-    try:
-        return version("agentjet")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def pool_fill(pool: GroupPool) -> PoolFill:
@@ -67,7 +60,7 @@ def status(engine: Engine, top: int = 0) -> Status:
         model=served_name(engine),
         warnings=list(engine.warnings),
         speeds=engine.telemetry.speeds(),
-        server_version=server_version(),
+        server_version=ajet.__version__,
         started=engine.telemetry.started,
         now=time.time(),
         disk=DiskStatus(

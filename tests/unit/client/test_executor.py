@@ -417,7 +417,8 @@ def test_ctrl_c_ends_promptly_and_gives_open_episodes_back(swarm: FakeSwarm) -> 
     _, err = process.communicate(timeout=20)
     assert time.monotonic() - started < 5
     assert process.returncode in (1, 130, -signal.SIGINT)
-    assert "KeyboardInterrupt" in err
+    assert "interrupted" in err
+    assert "Traceback" not in err
     assert swarm.open == set()
     assert set(swarm.aborted.values()) <= {"interrupted by the user", "the script ended by an exception"}
 

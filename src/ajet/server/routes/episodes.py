@@ -35,6 +35,8 @@ from ajet.server.status import served_name
 
 END_WAIT_S = 60.0
 """How long an end or abort waits for a booting server before it gets its 503."""
+OFFLINE_WAIT_S = 3.0
+"""How long a begin waits for somebody to start an engine before its client is told that there is none."""
 LIST_LIMIT = 1000
 _WHY = {
     EngineState.OFFLINE: "offline",
@@ -87,6 +89,10 @@ async def _begin(engine: Engine, wanted: BeginRequest) -> OpenEpisode | None:
             return await registry.admission.begin(wanted, left)
         if not left:
             return None
+        if engine.state is EngineState.OFFLINE and not engine.resuming:
+            # Nobody may ever start it: say so soon, and not only when the client's patience is over.
+            left = min(left, OFFLINE_WAIT_S)
+            deadline = loop.time() + left
         seen = engine.state
         await engine.changed.wait_until(
             lambda state=seen: (
