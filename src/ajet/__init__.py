@@ -16,6 +16,7 @@ _HOMES = {
     "AgentJetJob": "ajet.copilot.job",
     "AjetTaskReader": "ajet.default_config.ajet_config_schema",
     "AsyncSwarmClient": "ajet.client",
+    "MultiModelEpisode": "ajet.client",
     "OpenaiBaseUrlAndApiKey": "ajet.schema.endpoint",
     "PeriodicDrainThreadPoolExecutor": "ajet.client",
     "RouterTaskReader": "ajet.task_reader",
@@ -24,12 +25,15 @@ _HOMES = {
     "Workflow": "ajet.schema.task",
     "WorkflowOutput": "ajet.schema.task",
     "WorkflowTask": "ajet.schema.task",
+    "begin_episodes": "ajet.client",
+    "start_engines": "ajet.client",
 }
 
 __all__ = [
     "AgentJetJob",
     "AjetTaskReader",
     "AsyncSwarmClient",
+    "MultiModelEpisode",
     "OpenaiBaseUrlAndApiKey",
     "PeriodicDrainThreadPoolExecutor",
     "RouterTaskReader",
@@ -38,6 +42,8 @@ __all__ = [
     "Workflow",
     "WorkflowOutput",
     "WorkflowTask",
+    "begin_episodes",
+    "start_engines",
 ]
 
 

@@ -1,6 +1,9 @@
 from ajet.client import AsyncSwarmClient as AsyncSwarmClient
+from ajet.client import MultiModelEpisode as MultiModelEpisode
 from ajet.client import PeriodicDrainThreadPoolExecutor as PeriodicDrainThreadPoolExecutor
 from ajet.client import SwarmClient as SwarmClient
+from ajet.client import begin_episodes as begin_episodes
+from ajet.client import start_engines as start_engines
 from ajet.copilot.job import AgentJetJob as AgentJetJob
 from ajet.default_config.ajet_config_schema import AjetTaskReader as AjetTaskReader
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey as OpenaiBaseUrlAndApiKey

@@ -1,4 +1,4 @@
-"""``ajet-swarm``: start, demo, eval, status, overwatch, stop, doctor, replay-journal, inspect, replay, play. Each command imports what it needs when it runs, so ``--help`` is instant."""
+"""``ajet-swarm``: start, demo, eval, status, overwatch, passive, stop, doctor, replay-journal, inspect, replay, play. Each command imports what it needs when it runs, so ``--help`` is instant."""
 
 from __future__ import annotations
 
@@ -190,6 +190,56 @@ def overwatch(
     from ajet.monitor.overwatch.command import overwatch as watch
 
     watch(swarm_url, refresh_interval, once)
+
+
+@app.command()
+def passive(
+    judge: Annotated[
+        str, typer.Option(help="file.py:function or package.module:function; see docs/passive-client.md.")
+    ],
+    swarm_url: Url = DEFAULT_URL,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Anything but loopback demands AJET_PASSIVE_KEY.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 = any free one.", min=0, max=65535)] = 10087,
+    config: Annotated[
+        Path | None, typer.Option(help="Start the engine with this job.", exists=True, dir_okay=False)
+    ] = None,
+    fallback_url: Annotated[
+        str | None,
+        typer.Option(
+            help="OpenAI-compatible endpoint that serves while the swarm server cannot. Key: AJET_FALLBACK_API_KEY."
+        ),
+    ] = None,
+    fallback_model: Annotated[
+        str | None, typer.Option(help="The model's name there; default: what was asked for.")
+    ] = None,
+    ignore: Annotated[
+        str, typer.Option(help="Fields of requests to leave out, so that they can be trained: temperature,top_p,…")
+    ] = "",
+    max_requests: Annotated[
+        int, typer.Option(help="Requests answered at once; each holds num_repeat episodes.", min=1)
+    ] = 16,
+) -> None:
+    """Stand between an application and the model: its users' requests train the model, and get the best answer."""
+    from ajet.passive import PassiveClient, PlainEndpoint
+    from ajet.passive.command import serve
+    from ajet.passive.judge import load_judge
+    from ajet.passive.settings import FALLBACK_KEY_VARIABLE, Bounds
+
+    job = None
+    if config is not None:
+        from ajet.copilot.job import AgentJetJob
+
+        job = AgentJetJob(base_yaml_config=config)
+    fallback = None
+    if fallback_url is not None:
+        fallback = PlainEndpoint(fallback_url, fallback_model, os.environ.get(FALLBACK_KEY_VARIABLE))
+    client = PassiveClient(
+        swarm_url, load_judge(judge), job=job, fallback=fallback, bounds=Bounds(max_requests=max_requests),
+        ignore=[name.strip() for name in ignore.split(",") if name.strip()],
+    )  # fmt: skip
+    serve(client, host, port)
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,7 +76,7 @@ def run_script() -> Iterator[Any]:
     children: list[subprocess.Popen[str]] = []
 
     def run(*command: str, cwd: Path) -> subprocess.Popen[str]:
-        env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        env = {**processes.environment(), "PYTHONUNBUFFERED": "1"}
         child = subprocess.Popen(
             [sys.executable, *command], cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -13,13 +13,18 @@ from ajet.client.async_client import AsyncSwarmClient
 from ajet.client.episode import AsyncEpisode, Episode
 from ajet.client.executor import PeriodicDrainThreadPoolExecutor
 from ajet.client.finish import StopTraining
+from ajet.client.multi_model import MultiModelEpisode, begin_episodes
+from ajet.client.several import start_engines
 from ajet.client.swarm_client import SwarmClient
 
 __all__ = [
     "AsyncEpisode",
     "AsyncSwarmClient",
     "Episode",
+    "MultiModelEpisode",
     "PeriodicDrainThreadPoolExecutor",
     "StopTraining",
     "SwarmClient",
+    "begin_episodes",
+    "start_engines",
 ]

@@ -17,6 +17,7 @@ from ajet.client.operations import ConnectionFault, Operation, Operations, Pause
 from ajet.client.report import rollout_stat, rollout_text
 from ajet.client.scope import current_scope
 from ajet.client.settings import DEFAULT_POOL_SIZE, DEFAULT_RETRY_BUDGET_S, Settings
+from ajet.client.several import start_engines_async
 from ajet.client.swarm_client import EXIT_BUDGET_S, abort_quietly
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import AjetError, ConfigError, EpisodeGone, TrainingFinished
@@ -89,6 +90,9 @@ class AsyncSwarmClient:
     ) -> None:
         await self._run(self._operations.auto_start(self._job_or(agent_jet_job), force_restart))
 
+    async_and_start_multi_engine = staticmethod(start_engines_async)
+    """Several servers at once: see :func:`ajet.client.several.start_engines`."""
+
     async def sync_train_config(self, agent_jet_job: AgentJetJob | None = None) -> None:
         await self._run(self._operations.sync_job(self._job_or(agent_jet_job)))
 
@@ -144,6 +148,10 @@ class AsyncSwarmClient:
             self._release(episode_uuid)
             raise
         self._release(episode_uuid)
+
+    async def check_episode(self, task: Task, episode_uuid: str, workflow_output: WorkflowOutput) -> None:
+        """Ask whether :meth:`end_episode` would be taken now; nothing is recorded."""
+        await self._run(self._operations.check_end(task, episode_uuid, workflow_output))
 
     async def abort_episode(self, episode_uuid: str, reason: str = "aborted by the client") -> None:
         self._release(episode_uuid)

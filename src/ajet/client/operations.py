@@ -335,17 +335,7 @@ class Operations:
         return answer.episode_id, api
 
     def end(self, task: Task, episode: str, output: WorkflowOutput) -> Operation[EndAnswer]:
-        task = getattr(task, "task", task)  # a WorkflowTask will do
-        if not task.task_id:
-            raise InvalidRequest(
-                "end_episode needs a task with a task_id: episodes of one id form a group.", param="task_id"
-            )
-        if output.reward is None:
-            raise InvalidRequest(
-                "WorkflowOutput.reward is None. Give a number, or abort the episode if it could not be judged.",
-                param="reward",
-            )
-        request = EndRequest(request_id=new_request_id(), task=task, output=output)
+        request = end_request(task, output)
         try:
             reply = yield from self.request(Call("POST", f"{API}/episodes/{episode}/end", as_json(request)))
         except (EpisodeGone, NotFound) as gone:
@@ -379,6 +369,15 @@ class Operations:
                 f"the environment names the proxy {proxy}, and OpenAI clients would send their calls to {self.server_url} "
                 "through it. So that they do not: export NO_PROXY=127.0.0.1,localhost."
             )
+
+    def check_end(self, task: Task, episode: str, output: WorkflowOutput) -> Operation[None]:
+        """Whether :meth:`end` would be taken now; nothing is recorded."""
+        call = Call("POST", f"{API}/episodes/{episode}/check", as_json(end_request(task, output)))
+        try:
+            yield from self.request(call)
+        except EpisodeGone as gone:
+            self.leases.remove(episode, gone.message)
+            raise
 
     def abort(self, episode: str, reason: str, budget_s: float | None = None) -> Operation[bool]:
         """Give the lease back. Returns whether the server knows; if not, the lease ends by its silence."""
@@ -431,6 +430,21 @@ class Operations:
 # ── small parts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 M = TypeVar("M", bound=BaseModel)
+
+
+def end_request(task: Task, output: WorkflowOutput) -> EndRequest:
+    """What reports ``output``. Raises :class:`InvalidRequest` for what no server takes."""
+    task = getattr(task, "task", task)  # a WorkflowTask will do
+    if not task.task_id:
+        raise InvalidRequest(
+            "end_episode needs a task with a task_id: episodes of one id form a group.", param="task_id"
+        )
+    if output.reward is None:
+        raise InvalidRequest(
+            "WorkflowOutput.reward is None. Give a number, or abort the episode if it could not be judged.",
+            param="reward",
+        )
+    return EndRequest(request_id=new_request_id(), task=task, output=output)
 
 
 def new_request_id() -> str:

@@ -22,6 +22,7 @@ from ajet.client.operations import ConnectionFault, Operation, Operations, Pause
 from ajet.client.report import rollout_stat, rollout_text
 from ajet.client.scope import current_scope
 from ajet.client.settings import DEFAULT_POOL_SIZE, DEFAULT_RETRY_BUDGET_S, Settings
+from ajet.client.several import start_engines
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import AjetError, ConfigError, EpisodeGone, TrainingFinished
 from ajet.schema.task import Task, WorkflowOutput
@@ -133,6 +134,9 @@ class SwarmClient:
         """
         self._run(self._operations.auto_start(self._job_or(agent_jet_job), force_restart))
 
+    async_and_start_multi_engine = staticmethod(start_engines)
+    """Several servers at once, blocking: see :func:`ajet.client.several.start_engines`."""
+
     def sync_train_config(self, agent_jet_job: AgentJetJob | None = None) -> None:
         """Send the job only. Raises :class:`~ajet.schema.errors.JobConflict` where another one runs."""
         self._run(self._operations.sync_job(self._job_or(agent_jet_job)))
@@ -232,6 +236,10 @@ class SwarmClient:
             self._release(episode_uuid)
             raise
         self._release(episode_uuid)
+
+    def check_episode(self, task: Task, episode_uuid: str, workflow_output: WorkflowOutput) -> None:
+        """Ask whether :meth:`end_episode` would be taken now; nothing is recorded. Raises what that would raise."""
+        self._run(self._operations.check_end(task, episode_uuid, workflow_output))
 
     def abort_episode(self, episode_uuid: str, reason: str = "aborted by the client") -> None:
         """Give the episode back; it never becomes a reward. Repeats, and episodes that are gone, are fine.

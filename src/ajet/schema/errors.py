@@ -157,6 +157,24 @@ class InfrastructureFault(AjetError):
     http_status, type, code, retryable = 503, "infrastructure_fault", "infrastructure_fault", True
 
 
+class EnginesNotStarted(AjetError):
+    """Of several engines that were to be started together, some were not.
+
+    ``details['failed']`` maps a server's address to why; ``details['serving']`` lists those that serve.
+    """
+
+    code = "engines_not_started"
+
+
+class EpisodesParted(AjetError):
+    """Of episodes that were to end together, some are recorded and the others cannot be any more.
+
+    ``details['ended']`` lists the names that are recorded, ``details['lost']`` maps the other names to why.
+    """
+
+    code = "episodes_parted"
+
+
 def _all_subclasses(cls: type[AjetError]) -> list[type[AjetError]]:
     found: list[type[AjetError]] = []
     for sub in cls.__subclasses__():

@@ -145,6 +145,14 @@ class EndAnswer(Wire):
     policy_version: int
 
 
+class CheckAnswer(Wire):
+    """``POST /episodes/{id}/check``, with what would be sent to ``/end``: 200 where that end would be taken now. Nothing is
+    recorded, and the lease counts it as a sign of life. What ``/end`` would refuse is refused with the same error."""
+
+    episode_id: str
+    calls: int
+
+
 class AbortRequest(WireRequest):
     """``POST /episodes/{id}/abort``. ``reason`` is shown to users and counted by its first word(s) before ``:``."""
 

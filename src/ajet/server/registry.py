@@ -140,6 +140,22 @@ class Registry:
         while len(self._fates) > REMEMBERED:
             self._fates.popitem(last=False)
 
+    async def check(self, episode_id: str, request: EndRequest) -> int:
+        """Whether :meth:`end` would take this result now, which is a sign of life and changes nothing else.
+
+        Returns:
+            The episode's recorded calls.
+
+        Raises:
+            As :meth:`end`.
+        """
+        episode = await self.find(episode_id)
+        episode.check_open()
+        check_result(request.task, request.output, episode.tags, episode.opened.task, self.opposed_tags)
+        self.leases.enter(episode.id, self.now())
+        self.leases.leave(episode.id, self.now())
+        return len(episode.trajectory.calls)
+
     async def end(self, episode_id: str, request: EndRequest, metadata: str = "{}") -> EndAnswer:
         """Record an episode's result. Idempotent by request id; at most one end is ever recorded.
 

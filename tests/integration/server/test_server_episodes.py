@@ -402,3 +402,31 @@ def test_a_job_for_more_gpus_than_there_are_is_refused_with_what_to_set(rolling,
     refused = rolling.http.post("/swarm/v1/engine/start")
     assert refused.status_code == 400
     assert "n_gpus_per_node: 0 (0 = the CPU)" in refused.json()["error"]["message"]
+
+
+def test_a_check_says_what_an_end_would_say_and_records_nothing(rolling):
+    begun = rolling.begin()
+    path = f"/episodes/{begun['episode_id']}"
+    rolling.say(begun, agent="Player1")
+
+    def ask(verb, reward, task="t"):
+        body = {"request_id": rolling.fresh(), "task": {"task_id": task}, "output": {"reward": reward}}
+        return rolling.post(f"{path}/{verb}", body)
+
+    refused = ask("check", {"Player2": 1.0})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "incomplete_reward")
+    assert refused.json() == ask("end", {"Player2": 1.0}).json()
+    taken = ask("check", {"Player1": 1.0})
+    assert (taken.status_code, taken.json()) == (200, {"episode_id": begun["episode_id"], "calls": 1})
+    assert rolling.status()["pool"]["episodes_finished"] == 0
+    assert ask("end", {"Player1": 1.0}).status_code == 200
+    assert ask("check", {"Player1": 1.0}).status_code == 410
+
+
+def test_a_check_is_a_sign_of_life(rolling):
+    begun = rolling.begin(discard_episode_timeout=240)
+    expire_now(rolling, 200)
+    body = {"request_id": "x", "task": {"task_id": "t"}, "output": {"reward": 1.0}}
+    assert rolling.post(f"/episodes/{begun['episode_id']}/check", body).status_code == 200
+    expire_now(rolling, 200)
+    assert rolling.end(begun["episode_id"], "t").status_code == 200

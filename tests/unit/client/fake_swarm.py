@@ -19,6 +19,7 @@ from ajet.schema.errors import (
     AjetError,
     EngineFailed,
     EpisodeGone,
+    IncompleteReward,
     InvalidKey,
     JobConflict,
     NotFound,
@@ -50,6 +51,7 @@ class FakeSwarm:
         self.status_queries: list[dict[str, str]] = []
         self.connections = 0
         self.faults: dict[str, list[Any]] = defaultdict(list)
+        self.refuse_result: str | None = None
         self.retry_after: str | None = None
         self.http = _Server(("127.0.0.1", port), _Handler)
         self.http.swarm = self
@@ -129,7 +131,7 @@ class FakeSwarm:
             return 200, {"alive": len(self.open), "gone": gone, "state": self.state, "policy_version": 0}
         if route.startswith("/episodes/"):
             _, _, episode, verb = route.split("/")
-            return self.end(episode, body) if verb == "end" else self.abort(episode, body)
+            return getattr(self, verb)(episode, body)
         raise NotFound(f"no route {route}")
 
     def gone_reason(self, episode: str) -> str:
@@ -155,9 +157,23 @@ class FakeSwarm:
             "kind": body["kind"], "policy_version": 0, "discard_episode_timeout": body["discard_episode_timeout"],
         }  # fmt: skip
 
+    def check(self, episode: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if episode not in self.open:
+            raise EpisodeGone(
+                f"Episode {episode} is gone: {self.gone_reason(episode)}.", details=self.gone_details(episode)
+            )
+        if self.refuse_result is not None:
+            raise IncompleteReward(self.refuse_result)
+        return 200, {"episode_id": episode, "calls": 1}
+
+    def gone_details(self, episode: str) -> dict[str, Any]:
+        return {"fate": "pooled" if episode in self.ended else "aborted"}
+
     def end(self, episode: str, body: dict[str, Any]) -> tuple[int, Any]:
         if episode not in self.open:
-            raise EpisodeGone(f"Episode {episode} is gone: {self.gone_reason(episode)}.")
+            raise EpisodeGone(
+                f"Episode {episode} is gone: {self.gone_reason(episode)}.", details=self.gone_details(episode)
+            )
         self.open.discard(episode)
         assert episode not in self.ended
         self.ended[episode] = body

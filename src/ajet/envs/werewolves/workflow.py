@@ -39,6 +39,7 @@ COMPACT_MODELS = "ajet-tiny"
 """Models whose name begins so were taught the compact prompts."""
 WOLF_TURNS = 3
 """Alternating sides: the wolves have one turn in this many. Three wolves speak in each of their games, one seer in hers."""
+Apis = OpenaiBaseUrlAndApiKey | Mapping[str, OpenaiBaseUrlAndApiKey]
 KEY_VARIABLES = ("AJET_OPPONENT_API_KEY", "OPENAI_API_KEY")
 
 
@@ -186,6 +187,18 @@ class ExampleWerewolves(Workflow):
         wolves_turn = self.deal_number(task) % WOLF_TURNS == 0
         return tuple(r for r in self.targets if (r is Role.WEREWOLF) == wolves_turn)
 
+    def _apis(self, api: Apis) -> dict[Role, OpenaiBaseUrlAndApiKey]:
+        """Target → the endpoint that it speaks through."""
+        if not isinstance(api, Mapping):
+            return dict.fromkeys(self.targets, api)
+        wrong = sorted(set(api) ^ {role.value for role in self.targets})
+        if wrong:
+            raise ConfigError(
+                f"Several models need an endpoint for each of {', '.join(r.value for r in self.targets)} and for nobody "
+                f"else; missing or unknown: {', '.join(wrong)}.", param="api",
+            )  # fmt: skip
+        return {role: api[role.value] for role in self.targets}
+
     def _compact(self, model: str) -> bool:
         """Whether a model is asked by compact prompts."""
         return self.prompt_style == "compact" or (self.prompt_style == "auto" and model.startswith(self.compact_models))
@@ -202,16 +215,19 @@ class ExampleWerewolves(Workflow):
 
     # ── playing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def play(self, workflow_task: WorkflowTask, api: OpenaiBaseUrlAndApiKey) -> WorkflowOutput:
+    def play(self, workflow_task: WorkflowTask, api: Apis) -> WorkflowOutput:
         """:meth:`execute` for threads: blocks until the game is over. All games of the process share one event loop."""
         return run_shared(self.execute(workflow_task, api))
 
-    async def execute(self, workflow_task: WorkflowTask, api: OpenaiBaseUrlAndApiKey) -> WorkflowOutput:
-        """Play one game against the endpoint ``api``.
+    async def execute(self, workflow_task: WorkflowTask, api: Apis) -> WorkflowOutput:
+        """Play one game against the endpoint ``api``, or against several models: a dict of target role → endpoint.
 
         Raises:
             InfrastructureFault: an endpoint failed for good; the game is void and must not be rewarded.
+            ConfigError: a dict that does not name each of the targets and nobody else.
         """
+        apis = self._apis(api)
+        api = next(iter(apis.values()))
         task = workflow_task.task
         seed = self.deal_seed(task)
         draws = seed
@@ -228,9 +244,11 @@ class ExampleWerewolves(Workflow):
         # What endpoints draw must not move what the scripted players draw: a deal is the same whoever else plays.
         jitter = random.Random(rng.random())
         async with AsyncExitStack() as stack:
-            policy = await stack.enter_async_context(
-                Endpoint(api.base_url, api.model, self.policy_budget_s, POLICY_TIMEOUT_S, rng=jitter)
-            )
+            policies: dict[OpenaiBaseUrlAndApiKey, Endpoint] = {}
+            for its in dict.fromkeys(apis.values()):
+                policies[its] = await stack.enter_async_context(
+                    Endpoint(its.base_url, its.model, self.policy_budget_s, POLICY_TIMEOUT_S, rng=jitter)
+                )
             external: Endpoint | None = None
             if self.external_url:
                 external = await stack.enter_async_context(self._static(jitter))
@@ -252,9 +270,10 @@ class ExampleWerewolves(Workflow):
             for seat, role in enumerate(game.roles):
                 own = random.Random(rng.random())
                 if seat in live:
-                    key = api.for_agent(f"Player{seat + 1}", role.value).api_key
-                    asked = style(seat, api.model)
-                    models[seat] = ModelPlayer(asked, policy, key, temperature=self.temperature, rng=own)
+                    its = apis[role]
+                    key = its.for_agent(f"Player{seat + 1}", role.value).api_key
+                    asked = style(seat, its.model)
+                    models[seat] = ModelPlayer(asked, policies[its], key, temperature=self.temperature, rng=own)
                     players[seat] = models[seat]
                 elif role.value in self.frozen_opponents:
                     key = api.for_agent(f"Player{seat + 1}", role.value).api_key
@@ -270,7 +289,7 @@ class ExampleWerewolves(Workflow):
             game.one_call = frozenset(one_call)
             recorder = self._recorder(task, game, players, live)
             await play_game(game, players, recorder.watch if recorder is not None else None)
-        output = self._output(game, models, policy, external, players)
+        output = self._output(game, models, list(policies.values()), external, players)
         if task.metadata.get("split") == "eval":
             output.metadata["measures"] = measure(game, live, models)
         if recorder is not None and self.record is not None:
@@ -298,7 +317,7 @@ class ExampleWerewolves(Workflow):
         self,
         game: Game,
         models: dict[int, ModelPlayer],
-        policy: Endpoint,
+        policies: list[Endpoint],
         external: Endpoint | None,
         players: dict[int, Player],
     ) -> WorkflowOutput:
@@ -323,7 +342,7 @@ class ExampleWerewolves(Workflow):
             metrics[f"reply/{outcome}"] = outcomes[outcome] / max(1, sum(outcomes.values()))
             for role, counts in by_role.items():
                 metrics[f"reply/{outcome}/{role}"] = float(counts[outcome])
-        metrics["policy/retries"] = float(policy.retries)
+        metrics["policy/retries"] = float(sum(policy.retries for policy in policies))
         if external is not None:
             metrics |= _static_metrics(external, players)
         first = next(iter(wins), None)

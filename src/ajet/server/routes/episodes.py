@@ -16,6 +16,7 @@ from ajet.schema.wire import (
     AbortRequest,
     BeginAnswer,
     BeginRequest,
+    CheckAnswer,
     EndAnswer,
     EndRequest,
     EngineState,
@@ -110,6 +111,14 @@ async def end(request: Request) -> Response:
     result, metadata = await read_parsed(request, _parse_end)
     registry = await engine.wait_registry(END_WAIT_S)
     return json_response(await registry.end(request.path_params["id"], result, metadata))
+
+
+async def check(request: Request) -> Response:
+    engine: Engine = request.app.state.engine
+    result, _ = await read_parsed(request, _parse_end)
+    registry = await engine.wait_registry(END_WAIT_S)
+    episode = request.path_params["id"]
+    return json_response(CheckAnswer(episode_id=episode, calls=await registry.check(episode, result)))
 
 
 def _parse_end(body: bytes) -> tuple[EndRequest, str]:
@@ -226,6 +235,15 @@ ROUTES = [
         request=EndRequest,
         answer=EndAnswer,
         statuses=(200, 410, 507),
+    ),
+    Route(
+        "POST",
+        f"{SWARM}/episodes/{{id}}/check",
+        check,
+        "Say whether /end would take this result now; records nothing.",
+        request=EndRequest,
+        answer=CheckAnswer,
+        statuses=(200, 410),
     ),
     Route(
         "POST",

@@ -1,0 +1,1 @@
+"""Two models, one game: wolves learn on one server, the seer on another."""
