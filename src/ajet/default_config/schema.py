@@ -19,6 +19,8 @@ CollectionRule = Literal[
     "rollout_until_finish_enough_non_dummy_tasks",
 ]
 
+TrackerName = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow", "trackio"]
+
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 
@@ -179,8 +181,8 @@ class TrainerConfig(Node):
     """Hosts (backbone verl)."""
     ulysses_sequence_parallel_size: Positive = 1
     """Sequence parallelism (backbone verl)."""
-    logger: str | list[str] = "console"
-    """Trackers by verl's names: console, tensorboard, wandb, swanlab, mlflow, trackio."""
+    logger: TrackerName | list[TrackerName] = "console"
+    """Trackers by verl's names, one or several; see docs/trackers.md."""
     seed: int = 0
     """Seed of everything the trainer draws."""
     cpu_threads: NonNegative = 0

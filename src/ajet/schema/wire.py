@@ -362,6 +362,20 @@ class Activity(Wire):
     tasks_total: int = 0
 
 
+class TrackerStatus(Wire):
+    """One of ``trainer_common.logger``.
+
+    Attributes:
+        step: the last one it was told of. failures: times it failed or hung since the engine started.
+        error: why it does not work now.
+    """
+
+    name: str
+    step: int = 0
+    failures: int = 0
+    error: str | None = None
+
+
 class Status(Wire):
     """``GET /status``. With ``wait_state=ROLLING,FINISHED`` (and/or ``wait_step=7``) and ``wait_s=30`` it answers as
     soon as the state is one of those (the step is reached), else after ``wait_s`` with whatever is true then. With
@@ -390,6 +404,7 @@ class Status(Wire):
     warnings: list[str] = Field(default_factory=list)
     metrics: dict[str, float] = Field(default_factory=dict)
     """The last step's."""
+    trackers: list[TrackerStatus] = Field(default_factory=list)
     server_version: str = ""
     started: float = 0.0
     now: float = 0.0

@@ -137,6 +137,7 @@ class Cycle:
         engine, experiment, pool = self._engine, self._experiment, self._experiment.pool
         assert pool is not None
         engine.enter(S.FINISHED)
+        experiment.trackers.finish()
         while not engine.stopping:
             drops = pool.drain(DropReason.TRAINING_FINISHED)
             if drops:

@@ -31,6 +31,7 @@ from ajet.server.events import Events, Signal
 from ajet.server.jobs import experiment_folder
 from ajet.server.metrics import MetricsFile, ZeroAdvantageWatch, line
 from ajet.server.registry import Registry
+from ajet.tracking.process import Trackers
 from ajet.trajectory import ChatRenderer
 
 log = logging.getLogger("ajet.experiment")
@@ -87,6 +88,7 @@ class Experiment:
     journal: Journal
     store: Store
     metrics_file: MetricsFile
+    trackers: Trackers
     changed: Signal
     events: Events
     step: int = 0
@@ -158,7 +160,9 @@ class Experiment:
             store = make_store(
                 folder / "checkpoints", keep_last=config.checkpoint.keep_last, keep_best=config.checkpoint.keep_best
             )
-            experiment = cls(config, folder, journal, store, MetricsFile(folder / "metrics.jsonl"), changed, events)
+            trackers = Trackers(config, folder, warn)
+            metrics_file = MetricsFile(folder / "metrics.jsonl")
+            experiment = cls(config, folder, journal, store, metrics_file, trackers, changed, events)
             await experiment._record_job()
         except BaseException:
             await asyncio.to_thread(journal.close)
@@ -233,6 +237,7 @@ class Experiment:
         if steps:
             self.last_metrics = line(steps[-1])
         await asyncio.to_thread(self.rewrite_metrics, steps)
+        self.trackers.start(self.step)
 
     def backbone_job(self) -> dict[str, Any]:
         """The configuration to boot a backbone with: threads that were chosen at the first boot stay."""
@@ -265,8 +270,12 @@ class Experiment:
             log.warning("metrics.jsonl could not be written: %s", err)
 
     async def write_metrics(self, step: StepDone) -> None:
-        """Add a step's line; what the disk refuses now is made up for later."""
+        """Add a step's line, and tell the trackers; what the disk refuses now is made up for later."""
         self.last_metrics = line(step)
+        await self._write_line(step)
+        self.trackers.step(self.last_metrics)
+
+    async def _write_line(self, step: StepDone) -> None:
         if self.metrics_file.dirty:
             steps = await asyncio.to_thread(journal_read.steps, self.journal.path)
             await asyncio.to_thread(self.rewrite_metrics, steps)
@@ -331,4 +340,5 @@ class Experiment:
             await asyncio.gather(self.clock, return_exceptions=True)
         if self.registry is not None:
             await self.registry.close()
+        await self.trackers.close()
         await asyncio.to_thread(self.journal.close)

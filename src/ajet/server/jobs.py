@@ -14,6 +14,7 @@ from ajet.default_config.load import config_from_dict, machine_problems
 from ajet.default_config.schema import AjetConfig
 from ajet.pool import journal_read
 from ajet.schema.errors import ConfigError
+from ajet.tracking.names import tracker_problems
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _MARK = "current.json"
@@ -36,7 +37,7 @@ def visible_gpus() -> int:
 
 def check_machine(config: AjetConfig) -> None:
     """Raises :class:`ConfigError` for what the job asks of this machine and it does not have."""
-    problems = machine_problems(config, visible_gpus())
+    problems = machine_problems(config, visible_gpus()) + tracker_problems(config.trainer_common.logger)
     if problems:
         raise ConfigError(" ".join(problems), details={"problems": problems})
 

@@ -91,6 +91,7 @@ def status(engine: Engine, top: int = 0) -> Status:
         for k, v in experiment.last_metrics.items()
         if isinstance(v, (int, float)) and math.isfinite(v) and k != "time"
     }
+    found.trackers = experiment.trackers.status()
     if experiment.pool is not None:
         found.pool = pool_fill(experiment.pool)
     registry = experiment.registry

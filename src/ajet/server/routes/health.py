@@ -93,6 +93,10 @@ class _Collector:
         }
         for name, (words, value) in counters.items():
             yield CounterMetricFamily(name, words, value=value)
+        failures = CounterMetricFamily("ajet_tracker_failures", "Times a tracker failed or hung", labels=["tracker"])
+        for tracker in now.trackers:
+            failures.add_metric([tracker.name], tracker.failures)
+        yield failures
         for name, words, values in (
             ("ajet_dropped_episodes", "Episodes not trained, by reason", now.drops),
             ("ajet_dropped_tokens", "Sampled tokens not trained, by reason", now.dropped_tokens),
