@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ajet.schema.wire import ShareName
+
 BUILTIN_MODEL = "ajet-tiny-werewolves"
 """Name of the model that ships inside the package (trains on a CPU)."""
 
@@ -17,6 +19,8 @@ CollectionRule = Literal[
     "rollout_until_finish_enough_tasks",
     "rollout_until_finish_enough_episodes",
     "rollout_until_finish_enough_non_dummy_tasks",
+    "rollout_until_any_client_agree_sync_weight",
+    "rollout_until_all_clients_agree_sync_weight",
 ]
 
 TrackerName = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow", "trackio"]
@@ -252,6 +256,16 @@ class SwarmConfig(Node):
     them spoke is refused: it would pay the losers for the winners' play."""
     group_deadline_s: Annotated[float, Field(gt=0)] | None = None
     """A group that is open longer than this is dropped with what it has; default: never while an episode of it is open."""
+    shares: dict[ShareName, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Name → weight of the parts of each batch that clients with different tasks play for, ``{math: 40, games: 60}``; each
+    client names its own (``SwarmClient(share="math")``). Empty: one part for all, or what clients declare themselves with a
+    ``SwarmThrottlePolicy``."""
+    share_wait_s: Annotated[float, Field(gt=0)] = 600.0
+    """How long the first share to have all its groups of a batch waits for the others, whose clients live; then it fills
+    their places, too."""
+    client_silence_s: Annotated[float, Field(gt=0)] = 90.0
+    """A client that gives no sign of life for so long no longer takes part: its share is lent to the others, and the "agree"
+    rules do not wait for it. Its open episodes follow their own timeout."""
 
 
 class JsonlFile(Node):

@@ -3,7 +3,8 @@
 Promises (property-tested):
 
 - An episode is in at most one group, and leaves the pool exactly once: in a batch, or in a :class:`Drop`.
-- A group holds episodes of one task; a batch holds exactly ``batch_size`` groups of exactly ``num_repeat`` episodes.
+- A group holds episodes of one task; a batch holds exactly ``batch_size`` groups (under the "agree" rules: one or more) of
+  exactly ``num_repeat`` episodes. Equal task ids of two named shares are two tasks.
 - The same additions in the same order give the same batches: groups are ordered by when they became complete.
 
 Rules (public names, see :data:`ajet.default_config.schema.CollectionRule`):
@@ -12,22 +13,52 @@ Rules (public names, see :data:`ajet.default_config.schema.CollectionRule`):
 - ``rollout_until_finish_enough_episodes``: ``batch_size`` complete groups, whatever their tasks.
 - ``rollout_until_finish_enough_non_dummy_tasks``: as the first, with groups whose rewards are not all equal; equal
   ones are dropped, and others are collected in their place.
+- ``rollout_until_any_client_agree_sync_weight``, ``rollout_until_all_clients_agree_sync_weight``: once the update is agreed
+  to, all complete groups; while there is none the agreement waits. Partial groups stay for the next update.
+
+Where clients with different tasks share a batch, :mod:`ajet.pool.shares` says how many groups each gives.
 
 Pure and synchronous; ``now`` is a monotonic clock in seconds.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ajet.pool.reasons import DropReason
+from ajet.pool.shares import Composition, Shares
 
 TASKS = "rollout_until_finish_enough_tasks"
 EPISODES = "rollout_until_finish_enough_episodes"
 NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
+ANY_AGREES = "rollout_until_any_client_agree_sync_weight"
+ALL_AGREE = "rollout_until_all_clients_agree_sync_weight"
+AGREE_RULES = frozenset({ANY_AGREES, ALL_AGREE})
+UNNAMED = "@"
+"""Begins the share of a client that declared how much it gives and no name."""
+
+
+def task_space(share: str) -> str:
+    """Within which task ids mean the same task: a named share, or all that is not named."""
+    return "" if share.startswith(UNNAMED) else share
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What the next batch depends on beside the pool.
+
+    Attributes:
+        live: shares that somebody still plays for. agreed: whether the update is agreed to (for the "agree" rules).
+    """
+
+    live: frozenset[str] = frozenset()
+    agreed: bool = False
+
+
+NOW = Moment()
 
 
 @dataclass(frozen=True)
@@ -37,12 +68,14 @@ class Finished:
     Attributes:
         rewards: tag → the rewards of its agents, sorted.
         version: the newest policy version that sampled any of its tokens.
+        share: the part of the batch that it was played for; "": none in particular.
     """
 
     episode: str
     task: str
     rewards: dict[str, tuple[float, ...]]
     version: int
+    share: str = ""
 
     @property
     def mean_reward(self) -> float:
@@ -52,11 +85,17 @@ class Finished:
 
 @dataclass(eq=False)
 class Group:
-    """Episodes of one task that share a baseline."""
+    """Episodes of one task that share a baseline. ``share``: that of its first episode."""
 
     task: str
     opened: float
     members: list[Finished] = field(default_factory=list)
+    share: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Which task it is."""
+        return task_space(self.share), self.task
 
     @property
     def equal_rewards(self) -> bool:
@@ -82,9 +121,13 @@ class Drop:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch as formed: ``groups`` of exactly ``num_repeat`` episodes, in order."""
+    """A batch as formed: ``groups`` of exactly ``num_repeat`` episodes, in order.
+
+    ``carry``: what is owed to each share once it is trained; see :meth:`GroupPool.settle`.
+    """
 
     groups: tuple[Group, ...]
+    carry: dict[str, float] = field(default_factory=dict)
 
     @property
     def episodes(self) -> list[str]:
@@ -99,6 +142,8 @@ class GroupPool:
         num_repeat: episodes of a group. batch_size: groups of a batch. rule: when a batch is complete.
         max_policy_lag: versions that an episode's newest token may lag behind the policy that is being updated.
         group_deadline_s: a partial group older than this is dropped; None = never.
+        shares: how clients with different tasks share a batch. share_wait_s: so long after the first share had all its
+            groups the batch goes on without what the others do not have yet.
     """
 
     num_repeat: int
@@ -106,7 +151,13 @@ class GroupPool:
     rule: str = TASKS
     max_policy_lag: int = 1
     group_deadline_s: float | None = None
-    _partial: dict[str, Group] = field(default_factory=dict)
+    shares: Shares = field(default_factory=Shares)
+    share_wait_s: float = math.inf
+    _first_full: float | None = None
+    """Since when a share has all its groups of the next batch."""
+    _late: bool = False
+    """Whether the others are waited for no longer."""
+    _partial: dict[tuple[str, str], Group] = field(default_factory=dict)
     _complete: deque[Group] = field(default_factory=deque)
     _episodes: set[str] = field(default_factory=set)
 
@@ -115,12 +166,13 @@ class GroupPool:
         if finished.episode in self._episodes:
             raise ValueError(f"episode {finished.episode} is in the pool already")
         self._episodes.add(finished.episode)
-        group = self._partial.get(finished.task)
+        key = (task_space(finished.share), finished.task)
+        group = self._partial.get(key)
         if group is None:
-            group = self._partial[finished.task] = Group(finished.task, now)
+            group = self._partial[key] = Group(finished.task, now, share=finished.share)
         group.members.append(finished)
         if len(group.members) == self.num_repeat:
-            del self._partial[finished.task]
+            del self._partial[key]
             self._complete.append(group)
         return group
 
@@ -130,10 +182,10 @@ class GroupPool:
         oldest = version - self.max_policy_lag
         for group in list(self._partial.values()):
             if any(member.version < oldest for member in group.members):
-                del self._partial[group.task]
+                del self._partial[group.key]
                 drops += self._drop_stale(group, oldest)
             elif self.group_deadline_s is not None and now - group.opened > self.group_deadline_s:
-                del self._partial[group.task]
+                del self._partial[group.key]
                 drops += self._drop(group, DropReason.GROUP_DEADLINE)
         kept: deque[Group] = deque()
         for group in self._complete:
@@ -146,20 +198,24 @@ class GroupPool:
         self._complete = kept
         return drops
 
-    def ready(self) -> bool:
+    def ready(self, moment: Moment = NOW, now: float = 0.0) -> bool:
         """Whether :meth:`take` would give a batch. Call :meth:`sweep` first."""
-        return self._selected() is not None
+        return self._selected(moment, now) is not None
 
-    def take(self) -> Batch | None:
+    def take(self, moment: Moment = NOW, now: float = 0.0) -> Batch | None:
         """Remove and return the next batch, or None while the rule does not hold. Call :meth:`sweep` first."""
-        chosen = self._selected()
-        if chosen is None:
+        batch = self._selected(moment, now)
+        if batch is None:
             return None
-        taken = {id(group) for group in chosen}
+        taken = {id(group) for group in batch.groups}
         self._complete = deque(group for group in self._complete if id(group) not in taken)
-        for group in chosen:
-            self._episodes.difference_update(member.episode for member in group.members)
-        return Batch(tuple(chosen))
+        self._first_full, self._late = None, False
+        self._episodes.difference_update(batch.episodes)
+        return batch
+
+    def settle(self, batch: Batch) -> None:
+        """The batch will be trained: what is owed to each share follows from it."""
+        self.shares.carry = batch.carry
 
     def put_back(self, batch: Batch) -> None:
         """Undo :meth:`take` (the journal refused the batch): the groups are first in line again."""
@@ -177,25 +233,55 @@ class GroupPool:
         return drops
 
     def next_deadline(self) -> float | None:
-        """When :meth:`sweep` may next drop a group for its age."""
-        if self.group_deadline_s is None or not self._partial:
-            return None
-        return min(group.opened for group in self._partial.values()) + self.group_deadline_s
+        """When :meth:`sweep` may next drop a group for its age, or :meth:`take` give up waiting for a share."""
+        found = []
+        if self.group_deadline_s is not None and self._partial:
+            found.append(min(group.opened for group in self._partial.values()) + self.group_deadline_s)
+        if self._first_full is not None and not self._late:
+            found.append(self._first_full + self.share_wait_s)
+        return min(found, default=None)
 
-    def _selected(self) -> list[Group] | None:
-        eligible: Callable[[Group], bool] = (
-            (lambda group: not group.equal_rewards) if self.rule == NON_DUMMY else lambda _group: True
-        )
-        chosen: list[Group] = []
-        tasks: set[str] = set()
+    def composition(self, moment: Moment, now: float) -> Composition:
+        """How the next batch is divided, as far as can be said now."""
+        return self._compose(self._eligible(), moment, now)
+
+    def _eligible(self) -> dict[str, list[Group]]:
+        """Share → complete groups that the next batch may hold, in order."""
+        found: dict[str, list[Group]] = {}
+        tasks: set[tuple[str, str]] = set()
         for group in self._complete:
-            if not eligible(group) or (self.rule != EPISODES and group.task in tasks):
+            if self.rule == NON_DUMMY and group.equal_rewards:
                 continue
-            chosen.append(group)
-            tasks.add(group.task)
-            if len(chosen) == self.batch_size:
-                return chosen
-        return None
+            if self.rule in (TASKS, NON_DUMMY):
+                if group.key in tasks:
+                    continue
+                tasks.add(group.key)
+            found.setdefault(group.share, []).append(group)
+        return found
+
+    def _compose(self, eligible: dict[str, list[Group]], moment: Moment, now: float) -> Composition:
+        available = {share: len(groups) for share, groups in eligible.items()}
+        composed = self.shares.compose(self.batch_size, available, moment.live)
+        if not composed.missing:
+            return composed
+        if len(composed.missing) == len([share for share, seats in composed.seats.items() if seats]):
+            self._first_full = None
+        elif self._first_full is None:
+            self._first_full = now
+        self._late = self._first_full is not None and now >= self._first_full + self.share_wait_s
+        if self._late:
+            composed = self.shares.compose(self.batch_size, available, moment.live - composed.missing)
+        return composed
+
+    def _selected(self, moment: Moment, now: float) -> Batch | None:
+        if self.rule in AGREE_RULES:
+            return Batch(tuple(self._complete)) if moment.agreed and self._complete else None
+        eligible = self._eligible()
+        composed = self._compose(eligible, moment, now)
+        if composed.missing or sum(composed.seats.values()) < self.batch_size:
+            return None
+        chosen = {id(group) for share, groups in eligible.items() for group in groups[: composed.seats.get(share, 0)]}
+        return Batch(tuple(group for group in self._complete if id(group) in chosen), composed.carry)
 
     def _drop_stale(self, group: Group, oldest: int) -> list[Drop]:
         self._episodes.difference_update(member.episode for member in group.members)
@@ -219,6 +305,10 @@ class GroupPool:
     def groups(self) -> list[Group]:
         """Complete groups in training order, then partial ones."""
         return [*self._complete, *self._partial.values()]
+
+    def filling(self, space: str, task: str) -> Group | None:
+        """The partial group of a task; ``space``: see :func:`task_space`."""
+        return self._partial.get((space, task))
 
     def complete(self) -> list[Group]:
         return list(self._complete)

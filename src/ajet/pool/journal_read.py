@@ -19,11 +19,12 @@ from pydantic import ValidationError
 
 from ajet.default_config.schema import AjetConfig
 from ajet.pool.journal_sql import SCHEMA_VERSION
-from ajet.pool.records import BatchFormed, Done, LeaseOpened, StepDone, unpack_body, unpack_call, unseal
+from ajet.pool.records import BatchFormed, ClientSet, Done, LeaseOpened, StepDone, unpack_body, unpack_call, unseal
 from ajet.schema.errors import ConfigError, DiskRefused, JournalDamaged
 from ajet.trajectory.calls import Call
 
-_LEASE = "l.n, l.episode, l.client, l.request, l.kind, l.task, l.timeout_s, l.created, l.version"
+_LEASE = "l.n, l.episode, l.client, l.request, l.kind, l.task, l.timeout_s, l.created, l.version, l.share"
+_LEASE_WIDTH = 10
 _DONE = "d.n, l.episode, d.request, d.how, d.fate, d.reason, d.created, d.body"
 
 
@@ -42,6 +43,7 @@ class Restored:
         pooled: finished train episodes in no batch and not dropped, in the order of their ends.
         unfinished: the batch that was formed but whose step is not journaled.
         clients: who held episodes that have ended.
+        participants: who took part, or had agreed to an update.
     """
 
     job: dict[str, Any] | None
@@ -54,6 +56,7 @@ class Restored:
     open: list[OpenEpisode] = field(default_factory=list)
     pooled: list[tuple[LeaseOpened, Done]] = field(default_factory=list)
     clients: frozenset[str] = frozenset()
+    participants: list[ClientSet] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def restore(path: Path) -> Restored:
             )
         ]
         pooled = [
-            (LeaseOpened(*row[:9]), _done(row[9:]))
+            (LeaseOpened(*row[:_LEASE_WIDTH]), _done(row[_LEASE_WIDTH:]))
             for row in db.execute(
                 f"""SELECT {_LEASE}, {_DONE} FROM done d JOIN lease l USING(n)
                     LEFT JOIN member m ON m.n = d.n LEFT JOIN dropped x ON x.n = d.n
@@ -161,6 +164,10 @@ def restore(path: Path) -> Restored:
             open=[OpenEpisode(lease, _calls(db, lease.n)) for lease in leases],
             pooled=pooled,
             clients=frozenset(c for (c,) in db.execute("SELECT DISTINCT client FROM lease JOIN done USING(n)")),
+            participants=[
+                ClientSet(client, tuple(orjson.loads(shares)), agreed, bool(present))
+                for client, shares, agreed, present in db.execute("SELECT * FROM client ORDER BY client")
+            ],
         )
 
 
@@ -188,7 +195,7 @@ def batch_episodes(path: Path, batch: BatchFormed) -> list[BatchEpisode]:
             ).fetchone()
             if row is None:
                 raise _damaged(path, f"episode number {n} of step {batch.step} is missing")
-            found.append(BatchEpisode(LeaseOpened(*row[:9]), _done(row[9:]), _calls(db, n)))
+            found.append(BatchEpisode(LeaseOpened(*row[:_LEASE_WIDTH]), _done(row[_LEASE_WIDTH:]), _calls(db, n)))
     return found
 
 
@@ -257,7 +264,7 @@ def ended_of_request(path: Path, client: str, request: str) -> tuple[LeaseOpened
             f"SELECT {_LEASE}, {_DONE} FROM lease l JOIN done d USING(n) WHERE client = ? AND l.request = ?",
             (client, request),
         ).fetchone()
-        return (LeaseOpened(*row[:9]), _done(row[9:])) if row else None
+        return (LeaseOpened(*row[:_LEASE_WIDTH]), _done(row[_LEASE_WIDTH:])) if row else None
 
 
 def episode(path: Path, episode_id: str) -> EpisodeRecord | None:

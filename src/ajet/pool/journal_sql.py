@@ -9,6 +9,7 @@ import orjson
 from ajet.pool.records import (
     BatchFormed,
     CallRecorded,
+    ClientSet,
     Counted,
     Done,
     Dropped,
@@ -20,7 +21,7 @@ from ajet.pool.records import (
     pack_call,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 COMPACT_LEASES = 200
 VACUUM_PAGES = 1000
 KEEP_LEASES = 100_000
@@ -33,7 +34,8 @@ CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE tally(name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE job(id INTEGER PRIMARY KEY, created REAL NOT NULL, tree BLOB NOT NULL, step INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE lease(n INTEGER PRIMARY KEY, episode TEXT NOT NULL UNIQUE, client TEXT NOT NULL, request TEXT NOT NULL,
-  kind TEXT NOT NULL, task TEXT, timeout_s REAL NOT NULL, created REAL NOT NULL, version INTEGER NOT NULL);
+  kind TEXT NOT NULL, task TEXT, timeout_s REAL NOT NULL, created REAL NOT NULL, version INTEGER NOT NULL,
+  share TEXT NOT NULL DEFAULT '');
 CREATE INDEX lease_request ON lease(client, request);
 CREATE TABLE call(k INTEGER PRIMARY KEY, n INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE INDEX call_n ON call(n);
@@ -47,12 +49,16 @@ CREATE TABLE dropped(n INTEGER PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE step(step INTEGER PRIMARY KEY, digest TEXT NOT NULL, created REAL NOT NULL, metrics BLOB NOT NULL,
   advantages BLOB NOT NULL);
 CREATE TABLE compacted(n INTEGER PRIMARY KEY);
+CREATE TABLE client(client TEXT PRIMARY KEY, shares TEXT NOT NULL, agreed INTEGER NOT NULL, present INTEGER NOT NULL)
+  WITHOUT ROWID;
 """
 
 MIGRATIONS = {
     1: "ALTER TABLE job ADD COLUMN step INTEGER NOT NULL DEFAULT 0; UPDATE call SET body = seal(body); "
     "UPDATE done SET body = seal(body); UPDATE step SET advantages = seal(advantages);",
     2: "CREATE INDEX lease_request ON lease(client, request);",
+    3: "ALTER TABLE lease ADD COLUMN share TEXT NOT NULL DEFAULT ''; CREATE TABLE client(client TEXT PRIMARY KEY, "
+    "shares TEXT NOT NULL, agreed INTEGER NOT NULL, present INTEGER NOT NULL) WITHOUT ROWID;",
 }
 """From an older schema to the next. ``seal`` is :func:`ajet.pool.records.seal`."""
 
@@ -78,7 +84,7 @@ def write_record(db: sqlite3.Connection, record: Record) -> None:
         )
     elif isinstance(record, LeaseOpened):
         db.execute(
-            "INSERT INTO lease VALUES(?,?,?,?,?,?,?,?,?)",
+            "INSERT INTO lease VALUES(?,?,?,?,?,?,?,?,?,?)",
             (
                 record.n,
                 record.episode,
@@ -89,6 +95,7 @@ def write_record(db: sqlite3.Connection, record: Record) -> None:
                 record.timeout_s,
                 record.created,
                 record.version,
+                record.share,
             ),
         )
     elif isinstance(record, Counted):
@@ -116,6 +123,14 @@ def write_record(db: sqlite3.Connection, record: Record) -> None:
                 pack_body(record.advantages),
             ),
         )
+    elif isinstance(record, ClientSet):
+        if record.present or record.agreed:
+            db.execute(
+                "INSERT OR REPLACE INTO client VALUES(?,?,?,?)",
+                (record.client, orjson.dumps(record.shares).decode(), record.agreed, record.present),
+            )
+        else:
+            db.execute("DELETE FROM client WHERE client = ?", (record.client,))
     elif isinstance(record, JobSet):
         db.execute(
             "INSERT INTO job(created, tree, step) VALUES(?, ?, ?)",

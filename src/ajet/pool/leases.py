@@ -3,7 +3,8 @@
 Promises (property-tested):
 
 - At most ``capacity`` train leases are open; eval leases are counted apart and take no place from training.
-- Requests that cannot be granted wait in order of arrival; a freed place goes to the longest waiting.
+- Requests that cannot be granted wait in order of arrival; a freed place goes to the longest waiting, or to whom the
+  caller picks.
 - A lease ends exactly once, by :meth:`LeaseBook.close`; :meth:`LeaseBook.due` only says whose time is over.
 - A lease with a request in flight (:meth:`LeaseBook.enter`) is not silent, but it does age.
 
@@ -13,7 +14,9 @@ Pure and synchronous. ``now`` is a monotonic clock in seconds; the caller owns t
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -73,13 +76,21 @@ class LeaseBook:
         del self._waiting[kind][ticket]
         return True
 
-    def next_ticket(self, kind: Kind) -> str | None:
-        """Pop the ticket that is granted now, or None. Its place is held until :meth:`claim`."""
+    def next_ticket(self, kind: Kind, pick: Callable[[Iterable[str]], str | None] | None = None) -> str | None:
+        """Pop the ticket that is granted now, or None. Its place is held until :meth:`claim`.
+
+        Args:
+            pick: chooses from the waiting tickets, longest waiting first, or none of them; default: the first.
+        """
         queue = self._waiting[kind]
         if not queue or self._open[kind] + self._held[kind] >= self.capacity:
             return None
+        ticket = next(iter(queue)) if pick is None else pick(queue)
+        if ticket is None:
+            return None
+        del queue[ticket]
         self._held[kind] += 1
-        return queue.popitem(last=False)[0]
+        return ticket
 
     def claim(self, episode: str, client: str, kind: Kind, timeout_s: float, now: float) -> Lease:
         """Open the lease of a ticket that :meth:`next_ticket` gave."""
@@ -212,6 +223,11 @@ class LeaseBook:
 
     def waiting(self, kind: Kind) -> int:
         return len(self._waiting[kind])
+
+    def seen_of(self, client: str) -> float | None:
+        """When a client's open episodes last showed life (one with a request in flight: now); None without any."""
+        own = self._by_client.get(client)
+        return max((math.inf if lease.busy else lease.seen for lease in own.values()), default=None) if own else None
 
     def clients(self) -> int:
         return len(self._by_client)

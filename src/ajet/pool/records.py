@@ -39,6 +39,8 @@ class LeaseOpened:
     timeout_s: float
     created: float
     version: int
+    share: str = ""
+    """The part of a batch it is played for; "": none in particular."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,22 @@ class Counted:
 
 
 @dataclass(frozen=True)
+class ClientSet:
+    """A client as :class:`ajet.pool.roster.Roster` knows it; one that neither takes part nor has agreed is forgotten."""
+
+    client: str
+    shares: tuple[str, ...]
+    agreed: int
+    present: bool
+
+
+@dataclass(frozen=True)
 class MetaSet:
     key: str
     value: str
 
 
-Record = JobSet | LeaseOpened | CallRecorded | Done | Dropped | BatchFormed | StepDone | Counted | MetaSet
+Record = JobSet | LeaseOpened | CallRecorded | Done | Dropped | BatchFormed | StepDone | Counted | ClientSet | MetaSet
 
 
 def seal(payload: bytes) -> bytes:

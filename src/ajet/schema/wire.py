@@ -80,6 +80,28 @@ class EngineAnswer(Wire):
 # ── episodes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+ShareName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
+
+
+class SwarmThrottlePolicy(WireRequest):
+    """How much of each batch a client plays, where clients with different tasks train together.
+
+    Attributes:
+        ratio: how far ahead of its part of the next batch the client may play; further begins wait on the server.
+        expected_batch_size: tasks (groups) of a batch that it means to play: its weight against the other clients, unless
+            the job declares ``swarm.shares``.
+        expected_num_repeat: episodes of each; None: the job's ``rollout.num_repeat``.
+        current_task_id: the task that the episode is for. A group that has begun is never held back.
+        share: name of the part, which several clients may have in common; None: the client's own.
+    """
+
+    ratio: Annotated[float, Field(ge=1, le=1000)] = 1.5
+    expected_batch_size: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    expected_num_repeat: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    current_task_id: Annotated[str, Field(max_length=512)] | None = None
+    share: ShareName | None = None
+
+
 class BeginRequest(WireRequest):
     """``POST /episodes``.
 
@@ -87,6 +109,9 @@ class BeginRequest(WireRequest):
         discard_episode_timeout: seconds of silence (no chat call, no heartbeat) that end the lease.
         task_id: the task, where it is known already; it may also be told only when the episode ends.
         wait_s: how long the server may hold the request until it can grant it.
+        share: the part of each batch that the episode is for, by its name in the job's ``swarm.shares`` or of the client's
+            choosing; ``throttle`` says how large it is and how far ahead the client may play.
+        debug: the client only looks and will abort: it is not counted among those who take part.
     """
 
     client_id: ClientId
@@ -95,10 +120,21 @@ class BeginRequest(WireRequest):
     discard_episode_timeout: Annotated[float, Field(gt=0, le=7 * 86400)] = 240.0
     task_id: Annotated[str, Field(max_length=512)] | None = None
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 30.0
+    share: ShareName | None = None
+    throttle: SwarmThrottlePolicy | None = None
+    debug: bool = False
+
+    @property
+    def told_task(self) -> str | None:
+        """The task, as far as the client tells it."""
+        return self.task_id or (self.throttle.current_task_id if self.throttle else None) or None
 
 
 class BeginAnswer(Wire):
-    """201. ``base_url`` is what the server believes its address is; prefer the client's own address + ``base_path``."""
+    """201. ``base_url`` is what the server believes its address is; prefer the client's own address + ``base_path``.
+
+    ``beat_s``: where set, who takes part counts (shares, the "agree" rules): beat at least so often, also between episodes.
+    """
 
     episode_id: str
     api_key: str
@@ -108,13 +144,14 @@ class BeginAnswer(Wire):
     kind: EpisodeKind
     policy_version: int
     discard_episode_timeout: float
+    beat_s: float | None = None
 
 
 class NotYet(Wire):
     """202: nothing was granted within ``wait_s``; ask again (with the same ``request_id`` you keep your place).
 
-    ``reason`` is ``capacity`` (all ``max_env_worker`` episodes are open), ``updating``, ``booting``, ``offline`` or
-    ``stopping``.
+    ``reason`` is ``capacity`` (all ``max_env_worker`` episodes are open), ``share`` (the client is far enough ahead of its
+    share of the next batch), ``updating``, ``booting``, ``offline`` or ``stopping``.
     """
 
     granted: Literal[False] = False
@@ -169,10 +206,12 @@ class AbortAnswer(Wire):
 
 class HeartbeatRequest(WireRequest):
     """``POST /heartbeat``. With ``episodes`` only those are kept alive (a lease whose grant never reached the client
-    then ends by silence); without it all of the client's."""
+    then ends by silence); without it all of the client's. With ``leaving`` the client says goodbye: from now on it does not
+    take part (its open episodes are not ended by it)."""
 
     client_id: ClientId
     episodes: Annotated[list[str], Field(max_length=100_000)] | None = None
+    leaving: bool = False
 
 
 class HeartbeatAnswer(Wire):
@@ -182,6 +221,32 @@ class HeartbeatAnswer(Wire):
     gone: dict[str, str]
     state: EngineState
     policy_version: int
+
+
+class AgreeRequest(WireRequest):
+    """``POST /agree``: the client agrees to update ``step`` (``Status.batch_step`` + 1 when it decides; None: the next).
+    Because the update is named, a repeat never counts for a later one."""
+
+    client_id: ClientId
+    step: Annotated[int, Field(ge=1, le=10**9)] | None = None
+
+
+class AgreeAnswer(Wire):
+    """200, once the agreement is on disk.
+
+    Attributes:
+        step: the update agreed to. counted: whether the job's collection rule asks for agreement at all.
+        under_way: the batch of this update is fixed already, so nothing was left to agree to.
+        agreed: clients that have agreed. waiting_for: those who take part and have not (no matter under the "any" rule).
+        message: what happens next.
+    """
+
+    step: int
+    counted: bool
+    under_way: bool = False
+    agreed: list[str] = Field(default_factory=list)
+    waiting_for: list[str] = Field(default_factory=list)
+    message: str = ""
 
 
 class EpisodeSummary(Wire):
@@ -376,9 +441,35 @@ class TrackerStatus(Wire):
     error: str | None = None
 
 
+class ShareView(Wire):
+    """One share of the next batch. ``seats``: groups it gives; ``ready``: complete ones it has (of different tasks, where
+    the rule counts tasks); ``live``: somebody plays for it; ``owed``: part of a group carried over."""
+
+    share: str
+    weight: float
+    seats: int
+    ready: int
+    live: bool
+    owed: float = 0.0
+
+
+class EvalReport(Wire):
+    """What eval episodes came to since the last step (the next step's metrics have it as ``eval/…``).
+
+    ``policy_version``: the newest that played them. Rewards are means, ``reward_by_tag`` by tag.
+    """
+
+    episodes: int = 0
+    policy_version: int = 0
+    reward: float | None = None
+    success_rate: float | None = None
+    reward_by_tag: dict[str, float] = Field(default_factory=dict)
+
+
 class Status(Wire):
-    """``GET /status``. With ``wait_state=ROLLING,FINISHED`` (and/or ``wait_step=7``) and ``wait_s=30`` it answers as
-    soon as the state is one of those (the step is reached), else after ``wait_s`` with whatever is true then. With
+    """``GET /status``. With ``wait_state=ROLLING,FINISHED`` (and/or ``wait_step=7``, ``wait_batch=8``) and ``wait_s=30``
+    it answers as soon as one holds (the state is one of those, the step, the batch is reached), else after ``wait_s`` with
+    whatever is true then. With
     ``top=20`` it holds ``activity``, of at most so many clients and tasks."""
 
     state: EngineState
@@ -392,6 +483,8 @@ class Status(Wire):
     step: int = 0
     total_steps: int = 0
     policy_version: int = 0
+    batch_step: int = 0
+    """The newest update whose batch is fixed: ``step``, and one more while it is under way."""
     backbone: dict[str, Any] = Field(default_factory=dict)
     pool: PoolFill | None = None
     leases: LeaseStatus = Field(default_factory=LeaseStatus)
@@ -410,12 +503,20 @@ class Status(Wire):
     now: float = 0.0
     """The server's clock when it answered: what ``since`` and ``started`` are to be compared with."""
     activity: Activity | None = None
+    held: dict[str, int] = Field(default_factory=dict)
+    """Requests for an episode that had to wait for another reason than capacity, by reason."""
+    shares: list[ShareView] = Field(default_factory=list)
+    agreed: list[str] = Field(default_factory=list)
+    """Clients that have agreed to the next update, and those who take part and have not."""
+    not_agreed: list[str] = Field(default_factory=list)
+    eval: EvalReport = Field(default_factory=EvalReport)
 
 
 class GroupView(Wire):
     """One group of ``GET /pool``."""
 
     task_id: str
+    share: str = ""
     finished: int
     needed: int
     open: int = 0

@@ -5,7 +5,8 @@ Promises:
 - Journal first: a lease is answered only after its record is durable.
 - A repeated request id gets the first grant again, also after a restart, and when that episode has ended; a request whose
   every waiter has gone gives its place up, so no lease is granted to nobody.
-- First come, first served, within ``max_env_worker``.
+- First come, first served, within ``max_env_worker``; between clients that share batches, as
+  :mod:`ajet.server.sharing` says.
 
 Used on the event loop only.
 """
@@ -16,7 +17,7 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ajet.pool import journal_read
@@ -26,6 +27,7 @@ from ajet.pool.records import LeaseOpened
 from ajet.schema.errors import DiskRefused
 from ajet.schema.wire import BeginRequest, EpisodeKind
 from ajet.server.episode import OpenEpisode
+from ajet.server.sharing import Sharing
 from ajet.trajectory import ChatRenderer, EpisodeTrajectory
 
 REMEMBERED = 20_000
@@ -64,6 +66,7 @@ class Admission:
     journal: Journal
     leases: LeaseBook
     renderer: ChatRenderer
+    sharing: Sharing
     may_grant: Callable[[EpisodeKind], bool]
     version: Callable[[], int]
     on_open: Callable[[OpenEpisode], None] = _nothing
@@ -81,7 +84,12 @@ class Admission:
             self._by_request.popitem(last=False)
 
     async def begin(self, request: BeginRequest, wait_s: float) -> OpenEpisode | None:
-        """Grant a lease, or None after ``wait_s``. A repeated request id gets the first grant again."""
+        """Grant a lease, or None after ``wait_s``. A repeated request id gets the first grant again.
+
+        Raises:
+            InvalidRequest: see :meth:`Sharing.share_of`. DiskRefused: the lease could not be recorded.
+        """
+        self.sharing.join(request)
         known = self._by_request.get((request.client_id, request.request_id))
         if known is not None:
             return known
@@ -123,19 +131,26 @@ class Admission:
         """Nobody waits any more; unless its grant is being written, the place is given up."""
         if self.leases.withdraw(key, ticket.request.kind):
             del self._tickets[key]
+            self.sharing.forget(key)
 
     def pump(self) -> None:
         """Grant what can be granted now."""
         for kind in ("train", "eval"):
             while self._tickets and self.may_grant(kind) and self.journal.disk_error is None:  # type: ignore[arg-type]
-                key = self.leases.next_ticket(kind)  # type: ignore[arg-type]
+                pick = self._pick if kind == "train" and self.sharing.active else None
+                key = self.leases.next_ticket(kind, pick)  # type: ignore[arg-type]
                 if key is None:
                     break
                 ticket = self._tickets[key]
                 ticket.granting = True
+                if kind == "train":
+                    self.sharing.enter(key, self.sharing.share_of(ticket.request), ticket.request.told_task)
                 task = asyncio.create_task(self._grant(key, ticket))
                 self._grants.add(task)
                 task.add_done_callback(self._grants.discard)
+
+    def _pick(self, waiting: Iterable[str]) -> str | None:
+        return self.sharing.pick(waiting, lambda key: self._tickets[key].request)
 
     async def _grant(self, key: str, ticket: Ticket) -> None:
         request = ticket.request
@@ -149,14 +164,17 @@ class Admission:
             timeout_s=request.discard_episode_timeout,
             created=time.time(),
             version=self.version(),
+            share=self.sharing.share_of(request),
         )
         self.next_n += 1
+        self.sharing.rename(key, opened.episode)
         lease = self.leases.claim(opened.episode, opened.client, request.kind, opened.timeout_s, self.now())
         episode = OpenEpisode(opened, lease, EpisodeTrajectory(self.renderer), self.renderer)
         try:
             await self.journal.append(opened)
         except BaseException as err:
             self.leases.close(opened.episode)
+            self.sharing.exit(opened.episode)
             self._tickets.pop(key, None)
             if not ticket.granted.done():
                 ticket.granted.set_exception(
@@ -176,6 +194,7 @@ class Admission:
         for key, ticket in list(self._tickets.items()):
             if ticket.request.kind in kinds and self.leases.withdraw(key, ticket.request.kind):
                 del self._tickets[key]
+                self.sharing.forget(key)
                 if not ticket.granted.done():
                     ticket.granted.set_exception(error())
                     ticket.granted.exception()

@@ -83,13 +83,16 @@ class Cycle:
         """The next batch, fixed in the journal; None when the engine is to stop. Leaves the state UPDATING."""
         engine, experiment, pool = self._engine, self._experiment, self._experiment.pool
         assert pool is not None
+        assert experiment.registry is not None
+        registry = experiment.registry
+        roster = registry.sharing.roster
         while True:
             self._check()
             if engine.stopping:
                 return None
             now = time.monotonic()
             drops = pool.sweep(experiment.step, now)
-            batch = pool.take()
+            batch = pool.take(registry.sharing.moment(), now)
             if drops:
                 await experiment.drop(drops)
             if batch is not None:
@@ -97,14 +100,17 @@ class Cycle:
                 formed = await training.form(experiment, batch)
                 if formed is not None:
                     return formed
-                engine.warn(_NOTHING.format(step=experiment.step + 1, tokens=experiment.registry.tally("tokens")))  # type: ignore[union-attr]
+                engine.warn(_NOTHING.format(step=experiment.step + 1, tokens=registry.tally("tokens")))
                 engine.enter(S.ROLLING)
                 continue
             if drops:
                 continue
-            size, deadline = len(pool), pool.next_deadline()
+            registry.admission.pump()  # a share that is waited for no longer leaves room to the others
+            seen, deadline = (len(pool), roster.changes), pool.next_deadline()
             wait = None if deadline is None else max(0.05, deadline - now)
-            await engine.changed.wait_until(lambda n=size: self._ended_or_stopping() or len(pool) != n, wait)
+            await engine.changed.wait_until(
+                lambda seen=seen: self._ended_or_stopping() or (len(pool), roster.changes) != seen, wait
+            )
 
     async def _train(self, formed: BatchFormed, built: training.Built, *, collect_s: float) -> None:
         engine, experiment = self._engine, self._experiment

@@ -24,6 +24,7 @@ from ajet.pool.groups import Drop, GroupPool
 from ajet.pool.journal import Journal
 from ajet.pool.leases import LeaseBook
 from ajet.pool.records import Counted, JobSet, MetaSet, Record, StepDone
+from ajet.pool.roster import Roster
 from ajet.schema.errors import DiskRefused, JobConflict, JournalDamaged
 from ajet.schema.wire import EpisodeKind
 from ajet.server.admission import Admission
@@ -31,6 +32,7 @@ from ajet.server.events import Events, Signal
 from ajet.server.jobs import experiment_folder
 from ajet.server.metrics import MetricsFile, ZeroAdvantageWatch, line
 from ajet.server.registry import Registry
+from ajet.server.sharing import Sharing
 from ajet.tracking.process import Trackers
 from ajet.trajectory import ChatRenderer
 
@@ -92,6 +94,8 @@ class Experiment:
     changed: Signal
     events: Events
     step: int = 0
+    batch_step: int = 0
+    """The newest update whose batch is fixed in the journal."""
     digest: str = ""
     registry: Registry | None = None
     pool: GroupPool | None = None
@@ -214,8 +218,17 @@ class Experiment:
             rule=config.swarm_mode_sample_collection_method,
             max_policy_lag=config.swarm.max_policy_lag,
             group_deadline_s=config.swarm.group_deadline_s,
+            share_wait_s=config.swarm.share_wait_s,
         )
         leases = LeaseBook(config.rollout.max_env_worker, config.swarm.max_episode_age_s)
+        sharing = Sharing(
+            journal=self.journal,
+            leases=leases,
+            pool=self.pool,
+            roster=Roster(config.swarm.client_silence_s),
+            declared=dict(config.swarm.shares),
+            next_step=lambda: self.batch_step + 1,
+        )
         registry = Registry(
             path=self.journal.path,
             journal=self.journal,
@@ -223,12 +236,14 @@ class Experiment:
             pool=self.pool,
             renderer=renderer,
             events=self.events,
-            admission=Admission(self.journal, leases, renderer, may_grant, version),
+            admission=Admission(self.journal, leases, renderer, sharing, may_grant, version),
+            sharing=sharing,
             training_over=lambda: self.over,
             version=version,
             changed=self.changed,
             opposed_tags=config.swarm.opposed_tags,
         )
+        self.batch_step = restored.unfinished.step if restored.unfinished else restored.step
         registry.restore(restored)
         self.registry = registry
         self.clock = asyncio.create_task(registry.run_clock())

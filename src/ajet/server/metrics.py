@@ -35,6 +35,11 @@ def batch_metrics(batch: BatchFormed, episodes: list[BatchEpisode]) -> dict[str,
     }
     if successes:
         found["win_rate"] = _mean(successes)
+    shares = Counter(episode.lease.share for episode in episodes)
+    if set(shares) != {""}:
+        found.update(
+            {f"share/{share or 'others'}/groups": n // batch.num_repeat for share, n in sorted(shares.items())}
+        )
     numbers: dict[str, list[float]] = {}
     for episode in episodes:
         for key, value in (episode.done.body.get("log_metrics") or {}).items():

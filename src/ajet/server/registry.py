@@ -29,13 +29,14 @@ from ajet.pool.groups import Finished, GroupPool
 from ajet.pool.journal import Journal
 from ajet.pool.leases import Lease, LeaseBook
 from ajet.pool.reasons import DropReason
-from ajet.pool.records import Counted, Done, Dropped
-from ajet.schema.errors import DiskRefused, EpisodeGone, NotFound
+from ajet.pool.records import Counted, Done, Dropped, LeaseOpened
+from ajet.schema.errors import DiskRefused, EpisodeGone, InvalidRequest, NotFound
 from ajet.schema.wire import AbortRequest, EndAnswer, EndRequest
 from ajet.server.admission import Admission
 from ajet.server.episode import OpenEpisode
 from ajet.server.events import Events, Signal
 from ajet.server.rewards import check_result, rewards_by_tag
+from ajet.server.sharing import DEBUG, Sharing
 from ajet.trajectory import ChatRenderer, EpisodeTrajectory
 
 log = logging.getLogger("ajet.registry")
@@ -54,6 +55,7 @@ class Registry:
 
     Args:
         admission: grants the leases; what it opens is entered in ``open``.
+        sharing: who trains together.
         training_over: whether no further batch will be formed.
         version: the policy version now.
         changed: fired whenever the pool may have become ready.
@@ -66,6 +68,7 @@ class Registry:
     renderer: ChatRenderer
     events: Events
     admission: Admission
+    sharing: Sharing
     training_over: Callable[[], bool]
     version: Callable[[], int]
     changed: Signal
@@ -81,6 +84,8 @@ class Registry:
 
     def __post_init__(self) -> None:
         self.admission.on_open = self._opened
+        self.sharing.on_change = self.somebody_came_or_went
+        self.sharing.count = lambda name: self._count(Counted(name))
 
     def _opened(self, episode: OpenEpisode) -> None:
         self.open[episode.id] = episode
@@ -92,6 +97,7 @@ class Registry:
         """Continue from the journal: open episodes live on with a fresh clock, finished ones wait in the pool."""
         self.admission.next_n, self.admission.former_clients = restored.next_n, restored.clients
         self.tallies = Counter(restored.tallies)
+        self.sharing.restore(restored)
         for kept in restored.open:
             opened = kept.lease
             lease = self.leases.grant(opened.episode, opened.client, opened.kind, opened.timeout_s, self.now())  # type: ignore[arg-type]
@@ -100,13 +106,13 @@ class Registry:
             self.admission.remember(episode)
             self.open[episode.id] = episode
         for opened, done in restored.pooled:
-            self._pool(opened.n, done)
+            self._pool(opened, done)
 
-    def _pool(self, n: int, done: Done) -> None:
+    def _pool(self, opened: LeaseOpened, done: Done) -> None:
         body = done.body
         rewards = {tag: tuple(values) for tag, values in body["rewards"].items()}
-        self.numbers[done.episode] = n
-        self.pool.add(Finished(done.episode, body["task"], rewards, body["version"]), self.now())
+        self.numbers[done.episode] = opened.n
+        self.pool.add(Finished(done.episode, body["task"], rewards, body["version"], opened.share), self.now())
 
     # ── end and abort ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -119,7 +125,11 @@ class Registry:
 
     @staticmethod
     def gone_error(done: Done) -> EpisodeGone:
-        what = "Its result stands: report each once." if done.how == "end" else "Nothing of it is trained: begin another one."
+        what = (
+            "Its result stands: report each once."
+            if done.how == "end"
+            else "Nothing of it is trained: begin another one."
+        )
         return EpisodeGone(f"{done.reason.rstrip('.')}. {what}", details={"fate": done.fate})
 
     async def fate(self, episode_id: str) -> Done:
@@ -128,7 +138,9 @@ class Registry:
         if done is None:
             record = await asyncio.to_thread(journal_read.episode, self.path, episode_id)
             if record is None:
-                raise NotFound(f"There is no episode {episode_id}. Name the id that begin_episode of this server returned.")
+                raise NotFound(
+                    f"There is no episode {episode_id}. Name the id that begin_episode of this server returned."
+                )
             if record.done is None:
                 raise EpisodeGone(f"Episode {episode_id} is not open.")
             done = record.done
@@ -180,6 +192,8 @@ class Registry:
             if episode.ending_request == request.request_id and isinstance(outcome, EndAnswer):
                 return outcome
             return await self.end(episode_id, request, metadata)
+        if episode.opened.share == DEBUG:
+            raise InvalidRequest("This episode was begun for debugging and is never trained: abort it.")
         check_result(request.task, request.output, episode.tags, episode.opened.task, self.opposed_tags)
         episode.ending_request = request.request_id
         task = asyncio.create_task(self._end(episode, request, metadata))
@@ -230,7 +244,7 @@ class Registry:
             raise
         self._closed(episode, done, counted)
         if fate == "pooled":
-            self._pool(episode.n, done)
+            self._pool(episode.opened, done)
             self.changed.fire()
         return answer
 
@@ -242,6 +256,8 @@ class Registry:
                 self.events.emit("drop", reason=one.name[5:], episodes=[episode.id])
         del self.open[episode.id]
         self.leases.close(episode.id)
+        self.sharing.exit(episode.id)
+        self.sharing.sign(episode.opened.client)
         self._remember_fate(done)
         episode.close(done.reason)
         self.admission.pump()
@@ -294,7 +310,8 @@ class Registry:
         """End leases when their time is over. Runs until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            deadline = self.leases.next_deadline()
+            deadlines = [d for d in (self.leases.next_deadline(), self.sharing.roster.next_silent()) if d is not None]
+            deadline = min(deadlines, default=None)
             wait = None if deadline is None else max(0.05, deadline - self.now())
             self._clock_wake.clear()
             began = loop.time()
@@ -302,14 +319,15 @@ class Registry:
                 await asyncio.wait_for(self._clock_wake.wait(), wait)
             late = 0.0 if wait is None else loop.time() - began - wait
             if late > STALL_S:
-                self.leases.shift(late)
+                self._shift(late)
                 continue
             await self.expire()
 
     async def expire(self) -> None:
-        """End all leases that are due now."""
+        """End all leases that are due now, and let go of clients that are silent."""
         if self.journal.disk_error is not None:
             await self.journal.writable()
+        self.sharing.expire()
         due = [(lease, why) for lease, why in self.leases.due(self.now()) if self._may_expire(lease)]
         results = await asyncio.gather(*(self._expire_one(lease, why) for lease, why in due), return_exceptions=True)
         for result in results:
@@ -332,9 +350,13 @@ class Registry:
         if not ok and self._disk_down_since is None:
             self._disk_down_since = self.now()
         elif ok and self._disk_down_since is not None:
-            self.leases.shift(self.now() - self._disk_down_since)
+            self._shift(self.now() - self._disk_down_since)
             self._disk_down_since = None
             self.admission.pump()
+
+    def _shift(self, seconds: float) -> None:
+        self.leases.shift(seconds)
+        self.sharing.roster.shift(seconds)
 
     def lease_time(self) -> float:
         """Now, as the leases count it: the time since when the disk refuses while it does."""
@@ -342,8 +364,18 @@ class Registry:
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def heartbeat(self, client: str, episodes: list[str] | None) -> tuple[int, list[str]]:
+    def heartbeat(self, client: str, episodes: list[str] | None, leaving: bool = False) -> tuple[int, list[str]]:
+        if leaving:
+            self.sharing.leave(client)
+        else:
+            self.sharing.sign(client)
         return self.leases.heartbeat(client, episodes, self.now())
+
+    def somebody_came_or_went(self) -> None:
+        """Who takes part has changed, or who agrees: what waits for that is looked at again."""
+        self._clock_wake.set()
+        self.admission.pump()
+        self.changed.fire()
 
     def _count(self, counted: Counted) -> None:
         """Count without waiting for the disk."""
@@ -369,6 +401,7 @@ class Registry:
             by_reason.setdefault(str(reason), []).append(episode)
         for reason, episodes in by_reason.items():
             self.events.emit("drop", reason=reason, episodes=episodes)
+        self.admission.pump()
 
     def tally(self, prefix: str) -> dict[str, int]:
         """Counters under ``prefix/``."""

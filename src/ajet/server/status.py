@@ -8,11 +8,14 @@ from pathlib import Path
 
 import ajet
 from ajet.pool.filesystem import free_bytes
-from ajet.pool.groups import GroupPool
+from ajet.pool.groups import AGREE_RULES, GroupPool
 from ajet.pool.journal import Journal
 from ajet.schema.wire import CheckpointStatus, DiskStatus, LeaseStatus, PoolFill, Status
 from ajet.server.activity import activity
 from ajet.server.engine import Engine
+
+WHO = 100
+"""Clients named at most in one list."""
 
 
 def served_name(engine: Engine) -> str | None:
@@ -24,14 +27,15 @@ def served_name(engine: Engine) -> str | None:
 
 def pool_fill(pool: GroupPool) -> PoolFill:
     complete, partial = pool.complete(), pool.partial()
+    needed = 1 if pool.rule in AGREE_RULES else pool.batch_size
     return PoolFill(
         rule=pool.rule,
         groups_complete=len(complete),
         groups_partial=len(partial),
-        groups_needed=pool.batch_size,
+        groups_needed=needed,
         groups_non_dummy=sum(not group.equal_rewards for group in complete),
         episodes_finished=len(pool),
-        episodes_needed=pool.batch_size * pool.num_repeat,
+        episodes_needed=needed * pool.num_repeat,
         num_repeat=pool.num_repeat,
     )
 
@@ -77,6 +81,7 @@ def status(engine: Engine, top: int = 0) -> Status:
         return found
     found.experiment_dir = str(experiment.folder)
     found.step = found.policy_version = experiment.step
+    found.batch_step = experiment.batch_step
     found.checkpoint = CheckpointStatus(
         step=experiment.checkpoint_step,
         path=experiment.checkpoint_path,
@@ -106,6 +111,13 @@ def status(engine: Engine, top: int = 0) -> Status:
             clients=leases.clients(),
         )
         found.drops = registry.tally("drop")
+        found.held = registry.tally("held")
+        sharing = registry.sharing
+        found.shares = sharing.view()
+        if sharing.agree_rule:
+            upcoming = experiment.batch_step + 1
+            found.agreed = sharing.roster.agreements(upcoming)[:WHO]
+            found.not_agreed = sharing.not_agreed(upcoming)[:WHO]
         found.dropped_tokens = registry.tally("tokens")
         if top:
             found.activity = activity(registry.open.values(), registry.pool, top, registry.lease_time())

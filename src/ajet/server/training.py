@@ -100,7 +100,9 @@ async def form(experiment: Experiment, batch: Batch) -> tuple[BatchFormed, Built
         tokens = registry.count_tokens(built.dropped_tokens)
         await experiment.drop([Drop(episode, DropReason.NOTHING_TO_TRAIN) for episode in batch.episodes], tokens)
         return None
-    await experiment.durable(formed)
+    await experiment.durable(formed, *registry.sharing.settle(batch))
+    experiment.batch_step = step
+    registry.changed.fire()
     for episode in batch.episodes:
         registry.numbers.pop(episode, None)
     return formed, built

@@ -302,11 +302,13 @@ async def test_a_journal_of_the_first_schema_is_brought_up_to_date(tmp_path):
     await journal.append(CallRecorded(1, call(1)))
     journal.close()
     with closing(sqlite3.connect(path)) as db:
-        # As schema 1 was: no checksums, no step beside a job.
+        # As schema 1 was: no checksums, no step beside a job, no shares.
         [(body,)] = db.execute("SELECT body FROM call").fetchall()
         db.execute("UPDATE call SET body = ?", (body[:-4],))
         db.execute("ALTER TABLE job DROP COLUMN step")
         db.execute("DROP INDEX lease_request")
+        db.execute("ALTER TABLE lease DROP COLUMN share")
+        db.execute("DROP TABLE client")
         db.execute("PRAGMA user_version=1")
         db.commit()
     Journal(path).close()  # opening migrates

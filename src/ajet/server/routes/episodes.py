@@ -14,6 +14,8 @@ from ajet.schema.errors import EngineFailed, EngineUnavailable, InvalidRequest, 
 from ajet.schema.wire import (
     AbortAnswer,
     AbortRequest,
+    AgreeAnswer,
+    AgreeRequest,
     BeginAnswer,
     BeginRequest,
     CheckAnswer,
@@ -32,6 +34,7 @@ from ajet.server.episode import OpenEpisode
 from ajet.server.http import json_response, read_model, read_parsed, until_disconnect
 from ajet.server.inspecting import detail
 from ajet.server.routes.route import SWARM, Route
+from ajet.server.sharing import takes_part
 from ajet.server.status import served_name
 
 END_WAIT_S = 60.0
@@ -54,7 +57,11 @@ async def begin(request: Request) -> Response:
         granted = await until_disconnect(request.receive, _begin(engine, wanted))
     if granted is None:
         why = _WHY.get(engine.state, "capacity")
+        registry = engine.experiment.registry if engine.experiment else None
+        if why == "capacity" and registry is not None and registry.sharing.held(wanted):
+            why = "share"
         words = {
+            "share": "This client is far enough ahead of its share of the next batch; others catch up.",
             "capacity": "All max_env_worker episodes are open; one must end first.",
             "offline": "No engine is running. Set a job and start it.",
         }.get(why, f"The engine is {engine.state}.")
@@ -68,8 +75,14 @@ async def begin(request: Request) -> Response:
         kind=granted.opened.kind,  # type: ignore[arg-type]
         policy_version=granted.opened.version,
         discard_episode_timeout=granted.opened.timeout_s,
+        beat_s=_beat_s(engine, wanted),
     )
     return json_response(answer, 201)
+
+
+def _beat_s(engine: Engine, wanted: BeginRequest) -> float | None:
+    registry = engine.experiment.registry if engine.experiment else None
+    return registry.sharing.beat_s if registry is not None and takes_part(wanted) else None
 
 
 async def _begin(engine: Engine, wanted: BeginRequest) -> OpenEpisode | None:
@@ -154,7 +167,7 @@ async def heartbeat(request: Request) -> Response:
     registry = engine.experiment.registry if engine.experiment and not engine.tearing_down else None
     alive, gone = 0, {}
     if registry is not None:
-        alive, missing = registry.heartbeat(beat.client_id, beat.episodes)
+        alive, missing = registry.heartbeat(beat.client_id, beat.episodes, beat.leaving)
         for episode in missing[:10_000]:
             try:
                 gone[episode] = (await registry.fate(episode)).reason
@@ -163,6 +176,13 @@ async def heartbeat(request: Request) -> Response:
             except Exception as err:
                 gone[episode] = str(err)
     return json_response(HeartbeatAnswer(alive=alive, gone=gone, state=engine.state, policy_version=engine.version))
+
+
+async def agree(request: Request) -> Response:
+    engine: Engine = request.app.state.engine
+    wanted = await read_model(request, AgreeRequest)
+    registry = await engine.wait_registry(END_WAIT_S)
+    return json_response(await registry.sharing.agree(wanted.client_id, wanted.step))
 
 
 def _summary(episode: OpenEpisode, now: float) -> EpisodeSummary:
@@ -258,8 +278,17 @@ ROUTES = [
         "POST",
         f"{SWARM}/heartbeat",
         heartbeat,
-        "One sign of life for all of a client's episodes.",
+        "One sign of life for all of a client's episodes; or its goodbye.",
         request=HeartbeatRequest,
         answer=HeartbeatAnswer,
+    ),
+    Route(
+        "POST",
+        f"{SWARM}/agree",
+        agree,
+        "Agree to the next weight update, for the collection rules that ask. Idempotent.",
+        request=AgreeRequest,
+        answer=AgreeAnswer,
+        statuses=(200, 507),
     ),
 ]

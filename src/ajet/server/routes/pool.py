@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ajet.pool import journal_read
+from ajet.pool.groups import task_space
 from ajet.schema.wire import GroupView, MetricsHistory, PoolAnswer
 from ajet.server.engine import Engine
 from ajet.server.http import json_response, whole_number
@@ -25,7 +26,7 @@ async def pool(request: Request) -> Response:
     if experiment is None or experiment.pool is None or experiment.registry is None:
         return json_response(PoolAnswer(fill=None, groups=[], drops={}, dropped_tokens={}))
     registry, waiting = experiment.registry, experiment.pool
-    open_by_task = Counter(e.opened.task for e in registry.open.values() if e.opened.task)
+    open_by_task = Counter((task_space(e.opened.share), e.opened.task) for e in registry.open.values() if e.opened.task)
     now = registry.now()
     groups = []
     for group in waiting.groups()[:GROUP_LIMIT]:
@@ -34,9 +35,10 @@ async def pool(request: Request) -> Response:
         groups.append(
             GroupView(
                 task_id=group.task,
+                share=group.share,
                 finished=len(group.members),
                 needed=waiting.num_repeat,
-                open=0 if complete else open_by_task[group.task],
+                open=0 if complete else open_by_task[group.key],
                 complete=complete,
                 reward_mean=mean,
                 reward_std=std,

@@ -41,13 +41,18 @@ async def status(request: Request) -> Response:
     wait_s = _wait_s(query.get("wait_s"), 30.0)
     states = _states(query.get("wait_state"))
     step = whole_number(query["wait_step"], 9, "wait_step") if "wait_step" in query else None
+    batch = whole_number(query["wait_batch"], 9, "wait_batch") if "wait_batch" in query else None
     top = whole_number(query.get("top", "0"), 3, "top")
     if top > TOP_LIMIT:
         raise InvalidRequest(f"top must be a whole number from 0 to {TOP_LIMIT}.", param="top")
-    if states or step is not None:
+    if states or step is not None or batch is not None:
 
         def holds() -> bool:
-            return engine.state in states or (step is not None and engine.version >= step)
+            return (
+                engine.state in states
+                or (step is not None and engine.version >= step)
+                or (batch is not None and engine.experiment is not None and engine.experiment.batch_step >= batch)
+            )
 
         if not holds():
             with request.app.state.polls.enter():
@@ -112,6 +117,12 @@ ROUTES = [
                 "description": "States, separated by commas: answer when it is one of them.",
             },
             "wait_step": {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+            "wait_batch": {
+                "type": "integer",
+                "minimum": 0,
+                "maximum": 999_999_999,
+                "description": "Answer when the batch of this update is fixed: the weights are about to change.",
+            },
             "wait_s": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S, "default": 30},
             "top": {
                 "type": "integer",
