@@ -20,7 +20,7 @@ from verl.utils.device import get_device_name
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
 from ajet.backbone.fingerprint import BUCKETS, bucket_of
-from ajet.backbone.verl.lora import is_adapter, merged, plain_name
+from ajet.backbone.lora import is_adapter, merged, plain_name
 
 if get_device_name() == "cpu":
     from ajet.backbone.verl import engine_cpu, replica  # noqa: F401  (they register themselves)
