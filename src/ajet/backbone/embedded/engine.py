@@ -191,12 +191,7 @@ class Engine:
             "lora": self.config.lora.model_dump(mode="json") if adapted else None,
         }
         (directory / STATE_JSON).write_text(json.dumps(state, indent=2))
-        for path in [*directory.rglob("*"), directory]:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        synced(directory)
 
     def load(self, directory: Path) -> BackboneInfo:
         """Continue from :meth:`save`. Raises :class:`ConfigError` where the directory is not one of its own."""
@@ -302,6 +297,16 @@ def new_sampler(
         net.extend, kv, vocab=net.vocab, max_seqs=rollout.max_num_seqs,
         max_len=min(max_len, (blocks - 1) * BLOCK - 1), eos=eos, seed=seed, version=version, native=native,
     )  # fmt: skip
+
+
+def synced(path: Path) -> None:
+    """fsync ``path`` and, of a folder, all that is in it."""
+    for each in [*path.rglob("*"), path] if path.is_dir() else [path]:
+        fd = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def disk_refusal(error: OSError | SafetensorError) -> str | None:
