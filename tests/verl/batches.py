@@ -8,11 +8,12 @@ import torch
 from ajet.trajectory.batch import Row, Sample, TrainBatch
 
 
-def recorded(net, step: int, *, seed: int = 0, temperatures=(1.0,), noise: float = 0.15) -> TrainBatch:
+def recorded(net, step: int, *, seed: int = 0, temperatures=(1.0,), noise: float = 0.15, flat=False) -> TrainBatch:
     """Two tasks with three episodes of two roles each; log-probs are ``net``'s, off by ``noise``.
 
     Args:
         net: an embedded net, whose log-probs stand for the sampler's.
+        flat: the second task's rewards are all equal.
     """
     random = np.random.default_rng(seed + step)
     rows = []
@@ -21,6 +22,7 @@ def recorded(net, step: int, *, seed: int = 0, temperatures=(1.0,), noise: float
             for agent, tag in (("wolf 1", "werewolf"), ("wolf 2", "werewolf"), ("seer", "seer")):
                 samples = [_sample(net, random, step, temperatures, noise) for _ in range(int(random.integers(1, 4)))]
                 reward = float(random.integers(0, 2)) if tag == "werewolf" else float(random.random())
+                reward = float(step) if flat and task else reward
                 rows.append(Row(f"e{task}{episode}", agent, tag, f"t{task}", reward, samples))
     return TrainBatch(step, rows)
 

@@ -30,7 +30,8 @@ async def sampled(backbone, step: int) -> TrainBatch:
         versions = np.where(trained, step - 1, -1).astype(np.int32)
         ids = np.array(prompt + chunk.ids, np.int32)
         sample = Sample(ids, trained, logprobs, np.ones(at + n, np.float32), versions)
-        return Row(f"e{episode}", "a", "t", f"t{episode // 2}", float(episode % 2), [sample])
+        reward = float(episode % 2) if episode < 4 else 1.0  # the last group's are all equal
+        return Row(f"e{episode}", "a", "t", f"t{episode // 2}", reward, [sample])
 
     rows = await asyncio.gather(*[one(PROMPTS[e // 2], e) for e in range(6)])
     return TrainBatch(step, list(rows))
@@ -81,8 +82,10 @@ async def train_save_and_go_on(config, tmp_path):
 
 
 async def test_colocated_trains_saves_resumes_and_refuses(job, tmp_path):
-    backbone, _ = await train_save_and_go_on(job(trainer_common__optim__lr=1e-3), tmp_path)
+    config = job(trainer_common__optim__lr=1e-3, trainer_common__algorithm__running_baseline=0.9)
+    backbone, second = await train_save_and_go_on(config, tmp_path)
     try:
+        assert second.metrics["advantage/t/running_baseline_share"] > 0, "what a resumed run has to find again"
         with pytest.raises(InvalidRequest, match="top_logprobs"):
             await anext(backbone.generate([5], Sampling(top_logprobs=2), session="x"))
         frozen = [c async for c in backbone.generate([5, 9], Sampling(max_tokens=3), session="x", model="frozen")]

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from ajet.backbone.embedded.packing import lay_out
 from ajet.backbone.fingerprint import combined, same_weights
+from ajet.backbone.lora import merged, plain_name
 from ajet.backbone.verl.entries import dealt, entries_of, from_verl
-from ajet.backbone.verl.lora import merged, plain_name
 from ajet.trajectory.batch import Row, Sample
 
 

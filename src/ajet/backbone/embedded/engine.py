@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,11 +22,13 @@ from safetensors.torch import save_file
 
 from ajet.algorithm.baseline import RunningBaseline
 from ajet.backbone.embedded.beside import Beside
+from ajet.backbone.embedded.lora import LoraNet
 from ajet.backbone.embedded.memory import kv_blocks
 from ajet.backbone.embedded.net import Net, copy_beside, digest, eos_ids, load_net
 from ajet.backbone.embedded.paged import BLOCK, PagedKV
 from ajet.backbone.embedded.sampler import Sampler
 from ajet.backbone.embedded.trainer import Trainer
+from ajet.backbone.lora import FOLDER as ADAPTER
 from ajet.backbone.models import model_dir
 from ajet.backbone.protocol import POLICY, BackboneInfo, Chunk, ModelName, Sampling, StepResult
 from ajet.default_config.schema import AjetConfig, RolloutConfig
@@ -54,9 +57,13 @@ class Engine:
         self.dtype = _dtype(config.model.dtype, self.device)
         self._lanes = 1
         self._set_threads()
-        self.net = load_net(self.source, self.device, self.dtype)
-        self._set_threads(sum(p.numel() for p in self.net.parameters().values()))
+        self._master = self.dtype if config.lora.rank else torch.float32
+        self.net = self._load(self.source)
+        self._parameters = sum(p.numel() for p in self.net.parameters().values())
+        self._set_threads(self._parameters)
         self._initial_digest = digest(self.net)
+        if config.lora.rank:
+            self.net = LoraNet(self.net, config.lora, self.source, config.trainer_common.seed)
         self.eos = eos_ids(self.source)
         self.max_len = min(config.rollout.max_model_len, self.net.max_position)
         self._frozen: Net | None = None
@@ -70,11 +77,10 @@ class Engine:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def info(self) -> BackboneInfo:
-        parameters = sum(p.numel() for p in self.net.parameters().values())
         device = str(self.device) if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
         threads = max(self._lanes, torch.get_num_threads()) if self.device.type == "cpu" else 0
         return BackboneInfo(
-            self.trainer.step, device, parameters, digest(self.net), self.net.vocab, self.max_len, threads
+            self.trainer.step, device, self._parameters, digest(self.net), self.net.vocab, self.max_len, threads
         )
 
     def frozen(self) -> Net:
@@ -83,7 +89,7 @@ class Engine:
             if self.trainer.step == 0:
                 self._frozen = self.net.clone_frozen()
             else:
-                net = load_net(self.source, self.device, self.dtype)
+                net = self._load(self.source)
                 if digest(net) != self._initial_digest:
                     raise ConfigError(
                         f"model.path: {self.source} has other weights than this run began with, and the frozen initial "
@@ -168,7 +174,10 @@ class Engine:
         self.net.save(directory)
         copy_beside(self.source, directory)
         tensors = self.trainer.optimizer.state_tensors()
-        if self.dtype != torch.float32:
+        adapted = isinstance(self.net, LoraNet)
+        if isinstance(self.net, LoraNet):
+            self.net.save_adapter(directory / ADAPTER)
+        if self.dtype != torch.float32 or adapted:
             tensors |= {f"master/{n}": w.detach().cpu().contiguous() for n, w in self.net.parameters().items()}
         save_file(tensors, directory / STATE_TENSORS)
         state = {
@@ -179,14 +188,10 @@ class Engine:
             "initial_digest": self._initial_digest,
             "dtype": str(self.dtype),
             "running_baseline": self.trainer.baseline.to_state(),
+            "lora": self.config.lora.model_dump(mode="json") if adapted else None,
         }
         (directory / STATE_JSON).write_text(json.dumps(state, indent=2))
-        for path in [*directory.iterdir(), directory]:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        synced(directory)
 
     def load(self, directory: Path) -> BackboneInfo:
         """Continue from :meth:`save`. Raises :class:`ConfigError` where the directory is not one of its own."""
@@ -194,16 +199,20 @@ class Engine:
             state = json.loads((directory / STATE_JSON).read_text())
         except FileNotFoundError:
             raise ConfigError(f"{directory} has no {STATE_JSON}: it is no checkpoint of this backbone.") from None
+        self._check_lora(directory, state)
         self._keep_initial()
-        net = load_net(directory, self.device, self.dtype)
         tensors: dict[str, torch.Tensor] = {}
         with safe_open(directory / STATE_TENSORS, "pt") as opened:
             tensors.update({name: opened.get_tensor(name) for name in list(opened.keys())})
-        with torch.no_grad():
-            loaded = net.parameters()
-            for name, own in self.net.parameters().items():
-                own.copy_(tensors.get(f"master/{name}", loaded[name]))
-        del net, loaded
+        masters = {n.removeprefix("master/"): t for n, t in tensors.items() if n.startswith("master/")}
+        if isinstance(self.net, LoraNet):
+            self.net.set_adapters(masters)
+        else:
+            loaded = self._load(directory).parameters()
+            with torch.no_grad():
+                for name, own in self.net.parameters().items():
+                    own.copy_(masters.get(name, loaded[name]))
+            del loaded
         found = digest(self.net)
         if found != state["digest"]:
             raise ConfigError(
@@ -220,6 +229,20 @@ class Engine:
             self._sampler.refresh(self.trainer.step)
         return self.info()
 
+    def _check_lora(self, directory: Path, state: dict[str, Any]) -> None:
+        """Adapters mean something on their own base and in their own shape only."""
+        wanted, saved = self.config.lora, state.get("lora")
+        if saved != (wanted.model_dump(mode="json") if wanted.rank else None):
+            raise ConfigError(
+                f"{directory} was saved with lora: {saved or 'rank 0'}, and the job has {wanted.model_dump()}. Set lora as it "
+                "was, or start a new experiment with this folder as its model.path.", param="lora.rank",
+            )  # fmt: skip
+        if saved and state["initial_digest"] != self._initial_digest:
+            raise ConfigError(
+                f"model.path: {self.source} has other weights than the adapters in {directory} were trained on. Put the "
+                "original model back, or start a new experiment with the folder as its model.path.", param="model.path",
+            )  # fmt: skip
+
     def _keep_initial(self) -> None:
         """Before the weights first change: keep a copy where a KL term will ask for it."""
         common = self.config.trainer_common
@@ -227,6 +250,9 @@ class Engine:
             self.frozen()
 
     # -- parts ----------------------------------------------------------------------------------------------------------
+
+    def _load(self, directory: Path) -> Net:
+        return load_net(directory, self.device, self.dtype, self._master)
 
     def _new_trainer(self) -> Trainer:
         return Trainer(self.net, self.config.trainer_common, self.frozen, self.device, self._progressed, self._lanes)
@@ -243,7 +269,7 @@ class Engine:
         wanted = self.config.trainer_common.cpu_threads
         if parameters is None:
             torch.set_num_threads(wanted or 1)
-        elif parameters < SMALL_MODEL and self.net.shares_beginnings:
+        elif parameters < SMALL_MODEL and self.net.shares_beginnings and not self.config.lora.rank:
             self._lanes = wanted or min(MAX_LANES, physical_cores())
             torch.set_num_threads(1)
         else:
@@ -271,6 +297,16 @@ def new_sampler(
         net.extend, kv, vocab=net.vocab, max_seqs=rollout.max_num_seqs,
         max_len=min(max_len, (blocks - 1) * BLOCK - 1), eos=eos, seed=seed, version=version, native=native,
     )  # fmt: skip
+
+
+def synced(path: Path) -> None:
+    """fsync ``path`` and, of a folder, all that is in it."""
+    for each in [*path.rglob("*"), path] if path.is_dir() else [path]:
+        fd = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def disk_refusal(error: OSError | SafetensorError) -> str | None:

@@ -44,6 +44,14 @@ class GenericNet:
     def parameters(self) -> dict[str, torch.Tensor]:
         return self._parameters
 
+    def module_rows(self) -> dict[str, tuple[str, slice]]:
+        return {
+            name.removesuffix(".weight"): (name, slice(None))
+            for name in self._parameters
+            if isinstance(self.model.get_submodule(name.rpartition(".")[0]), torch.nn.Linear)
+            and name.endswith(".weight")
+        }
+
     def synchronize(self) -> None:
         """Sampler and trainer read the same tensors."""
 

@@ -50,6 +50,10 @@ class Net(Protocol):
         """Trained leaf tensors by stable name."""
         ...
 
+    def module_rows(self) -> dict[str, tuple[str, slice]]:
+        """Where transformers' linear modules inside of the blocks have their weights: (tensor's name, rows of it)."""
+        ...
+
     def extend(self, kv: PagedKV, ext: Extension) -> torch.Tensor:
         """See :class:`ajet.backbone.embedded.sampler.Forward`."""
         ...
@@ -111,6 +115,9 @@ class Qwen2Net:
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self._weights
+
+    def module_rows(self) -> dict[str, tuple[str, slice]]:
+        return qwen2.module_rows(self.shape, self._weights)
 
     @torch.no_grad()
     def synchronize(self) -> None:

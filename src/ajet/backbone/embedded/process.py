@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from ajet.algorithm.support import check_algorithm
 from ajet.backbone.models import model_dir
 from ajet.backbone.process import ProcessBackbone
@@ -40,8 +42,5 @@ def check_job(config: AjetConfig) -> None:
     """Raises :class:`ConfigError` for what the embedded trainer does not have."""
     check_algorithm(config.trainer_common)
     model_dir(config.model.path)
-    if config.lora.rank > 0:
-        raise ConfigError(
-            "lora.rank: backbone embedded trains all weights in this version. Set lora.rank: 0, or backbone: verl.",
-            param="lora.rank",
-        )
+    if config.lora.rank > 0 and importlib.util.find_spec("peft") is None:
+        raise ConfigError("lora.rank: adapters need peft: pip install peft, or set lora.rank: 0.", param="lora.rank")

@@ -99,6 +99,22 @@ def unfuse(w: Weights, shape: Qwen2Shape) -> Weights:
     return state
 
 
+def module_rows(shape: Qwen2Shape, w: Weights) -> dict[str, tuple[str, slice]]:
+    """transformers' linear modules of the blocks → (fused weight, its rows)."""
+    out: dict[str, tuple[str, slice]] = {}
+    across, shared = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    for i in range(shape.layers):
+        at, inner = f"model.layers.{i}.", len(w[f"{i}.gate_up"]) // 2
+        out[f"{at}self_attn.q_proj"] = f"{i}.qkv", slice(0, across)
+        out[f"{at}self_attn.k_proj"] = f"{i}.qkv", slice(across, across + shared)
+        out[f"{at}self_attn.v_proj"] = f"{i}.qkv", slice(across + shared, across + 2 * shared)
+        out[f"{at}self_attn.o_proj"] = f"{i}.o", slice(None)
+        out[f"{at}mlp.gate_proj"] = f"{i}.gate_up", slice(0, inner)
+        out[f"{at}mlp.up_proj"] = f"{i}.gate_up", slice(inner, 2 * inner)
+        out[f"{at}mlp.down_proj"] = f"{i}.down", slice(None)
+    return out
+
+
 class Rope:
     """cos and sin of every position, grown as needed."""
 

@@ -18,7 +18,7 @@ from ajet.backbone.fingerprint import combined
 from ajet.backbone.verl import mapping
 from ajet.backbone.verl.entries import Entry, dealt, from_verl, to_verl, with_gradients
 from ajet.default_config.schema import AjetConfig
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, DiskRefused
 
 _STORE_BYTES = 200 * 2**20
 _FORWARDED = ("AJET_", "GLOO_", "HF_", "NCCL_", "OMP_", "TOKENIZERS_", "VERL_", "VLLM_")
@@ -193,13 +193,22 @@ class Cluster:
 
     # -- checkpoints ----------------------------------------------------------------------------------------------------
 
-    def save(self, directory: Path, step: int) -> None:
-        """verl's shards into ``directory``, and the model for transformers into its ``huggingface``."""
-        self.group.save_checkpoint(str(directory), global_step=step)
-        if self._lora:
-            lora = self.config.lora
-            self.group.ajet_export_merged(str(directory / "huggingface" / "model.safetensors"), lora.alpha / lora.rank)
+    def save(self, directory: Path) -> None:
+        """Shards into ``directory``, and beside it the model's weights for transformers.
+
+        Raises:
+            DiskRefused: a disk is full or read-only; the run can go on, and try again.
+        """
+        lora = self.config.lora.model_dump(mode="json") if self._lora else None
+        answers = self.group.ajet_save(
+            str(directory), mapping.dtype_name(self.config, self.host), lora, self.host.model_dir
+        )
         self._progressed()
+        refused = [f"worker {rank}: {words}" for rank, words in enumerate(answers) if words]
+        if refused:
+            raise DiskRefused(
+                f"The disk under {directory} refuses a checkpoint ({'; '.join(refused)}). Free some space, or make it writable"
+            )
 
     def load(self, directory: Path) -> None:
         self.group.load_checkpoint(str(directory))

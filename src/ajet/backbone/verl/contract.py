@@ -49,7 +49,7 @@ RELIED_ON = (
     Touch("verl.workers.engine_workers:ActorRolloutRefWorker.set_loss_fn", "worker.py", "our loss"),
     Touch("verl.workers.engine_workers:ActorRolloutRefWorker.compute_log_prob", "cluster.py", "log-probs"),
     Touch("verl.workers.engine_workers:ActorRolloutRefWorker.compute_ref_log_prob", "cluster.py", "the initial model's"),
-    Touch("verl.workers.engine_workers:ActorRolloutRefWorker.save_checkpoint", "cluster.py", "shards and export"),
+    Touch("verl.utils.checkpoint.checkpoint_manager:BaseCheckpointManager.get_rng_state", "worker.py", "saved with a rank"),
     Touch("verl.workers.engine_workers:ActorRolloutRefWorker.load_checkpoint", "cluster.py", "resume"),
     Touch("verl.single_controller.ray:RayWorkerGroup", "cluster.py", "workers on Ray"),
     Touch("verl.utils.tensordict_utils:get_tensordict", "entries.py", "verl's batches"),

@@ -6,12 +6,13 @@ All methods block and are called from one thread.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ajet.algorithm.baseline import RunningBaseline
+from ajet.backbone.embedded.engine import disk_refusal, synced
 from ajet.backbone.embedded.net import copy_beside, eos_ids
 from ajet.backbone.fingerprint import same_weights
 from ajet.backbone.models import model_dir
@@ -92,10 +93,10 @@ class Engine:
     # -- checkpoints ----------------------------------------------------------------------------------------------------
 
     def save(self, directory: Path) -> None:
-        """verl's shards, and beside them the model as transformers loads it; every file fsynced.
+        """The ranks' shards, and beside them the model as transformers loads it; every file fsynced.
 
         Raises:
-            DiskRefused: there is no room. (A write that fails under way ends the backbone: ranks wait for each other.)
+            DiskRefused: a disk is full or read-only, before or in the middle of it.
             ConfigError: the hosts do not share the folder.
         """
         need = self._parameters * _BYTES_PER_PARAMETER
@@ -105,29 +106,37 @@ class Engine:
                 f"The disk under {directory} has {free / 2**30:.1f} GiB left, and a checkpoint takes {need / 2**30:.1f}. "
                 "Free some space"
             )
-        self.cluster.save(directory / SHARDS, self.trainer.step)
+        self.cluster.save(directory / SHARDS)
         ranks = sorted((directory / SHARDS).glob("model_world_size_*_rank_*.pt"))
         if len(ranks) != self.cluster.world:
             raise ConfigError(
                 f"{directory} has the shards of {len(ranks)} of {self.cluster.world} workers: experiment_dir must be a folder "
                 "that all hosts share.", param="experiment_dir",
             )  # fmt: skip
-        exported = directory / SHARDS / "huggingface"
-        for path in sorted(exported.iterdir()):
-            path.rename(directory / path.name)
-        exported.rmdir()
-        copy_beside(self.source, directory)
         state = {
             "format": 1, "backbone": "verl", "step": self.trainer.step, "optimizer_steps": self.trainer.optimizer_steps,
             "world": self.cluster.world, "digest": self.cluster.digest(),
+            "running_baseline": self.trainer.baseline.to_state(),
         }  # fmt: skip
+        try:
+            self._describe(directory, state)
+        except OSError as error:
+            refused = disk_refusal(error)
+            if refused is None:
+                raise
+            raise DiskRefused(
+                f"The disk under {directory} refuses a checkpoint ({refused}). Free some space, or make it writable"
+            ) from error
+
+    def _describe(self, directory: Path, state: dict[str, Any]) -> None:
+        """What a checkpoint has beside weights: the model's description and tokenizer, and the trainer's state."""
+        config = json.loads((self.source / "config.json").read_text())
+        config.pop("torch_dtype", None)
+        config["dtype"] = mapping.dtype_name(self.config, self.host)
+        (directory / "config.json").write_text(json.dumps(config, indent=2))
+        copy_beside(self.source, directory)
         (directory / STATE_JSON).write_text(json.dumps(state, indent=2))
-        for path in [*directory.rglob("*"), directory]:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        synced(directory)
 
     def load(self, directory: Path) -> None:
         """Continue from :meth:`save`. Raises :class:`ConfigError` where the directory is not one of its own."""
@@ -152,6 +161,7 @@ class Engine:
                 f"{directory} is damaged: its weights do not have the digest that was saved. Use an earlier checkpoint."
             )
         self.trainer.step, self.trainer.optimizer_steps = state["step"], state["optimizer_steps"]
+        self.trainer.baseline = RunningBaseline.from_state(state.get("running_baseline"))
 
 
 def resolve_host(config: AjetConfig) -> mapping.Host:

@@ -55,13 +55,13 @@ class Rule:
     note: str = ""
 
 
-def _dtype(config: AjetConfig, host: Host) -> str:
+def dtype_name(config: AjetConfig, host: Host) -> str:
     """Of the forward pass."""
     return "float32" if config.model.dtype == "float32" or (config.model.dtype == "auto" and host.cpu) else "bfloat16"
 
 
 def _mixed(config: AjetConfig, host: Host) -> dict[str, str]:
-    short = {"float32": "fp32", "bfloat16": "bf16"}[_dtype(config, host)]
+    short = {"float32": "fp32", "bfloat16": "bf16"}[dtype_name(config, host)]
     return {"param_dtype": short, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
@@ -80,7 +80,7 @@ def _transfer(config: AjetConfig, host: Host) -> str:
 
 TABLE: tuple[Rule, ...] = (
     Rule("model.path", (f"{M}.path",), lambda c, h: h.model_dir, "resolved to a directory"),
-    Rule("model.dtype", (f"{A}.fsdp_config.dtype", f"{REF}.fsdp_config.dtype", f"{R}.dtype"), _dtype,
+    Rule("model.dtype", (f"{A}.fsdp_config.dtype", f"{REF}.fsdp_config.dtype", f"{R}.dtype"), dtype_name,
          "auto: bfloat16 on GPUs, float32 on CPUs; master weights stay float32"),
     Rule("model.dtype", (f"+{A}.fsdp_config.mixed_precision", f"+{REF}.fsdp_config.mixed_precision"), _mixed),
     Rule("rollout.name", (f"{R}.name",), _rollout_name, f"auto: vllm on GPUs, {REPLICA} on CPUs"),
@@ -140,7 +140,8 @@ TABLE: tuple[Rule, ...] = (
          lambda c, h: True, "micro-batches by tokens"),
     Rule("(always)", (f"{A}.ppo_mini_batch_size",), lambda c, h: 1, "mini-batches are cut here, by units of rows"),
     Rule("(always)", (f"{A}.optim.total_training_steps",), lambda c, h: 1, "verl's own schedule is not used"),
-    Rule("(always)", (f"{A}.checkpoint.save_contents",), lambda c, h: ["model", "optimizer", "extra", *([] if c.lora.rank else ["hf_model"])]),
+    Rule("(always)", (f"{A}.checkpoint.save_contents",), lambda c, h: ["model", "optimizer", "extra"],
+         "written by our worker, in verl's layout"),
     Rule("(always)", (f"{A}.checkpoint.load_contents",), lambda c, h: ["model", "optimizer", "extra"]),
     Rule("(always)", (f"{R}.load_format",), lambda c, h: "dummy" if c.lora.rank == 0 else "safetensors",
          "weights come from the trainer; with LoRA the base model from model.path"),

@@ -40,11 +40,6 @@ class VerlBackbone(ProcessBackbone):
                 "embedded.", param="backbone",
             )  # fmt: skip
         check_algorithm(config.trainer_common)
-        if config.trainer_common.algorithm.running_baseline is not None:
-            raise ConfigError(
-                "trainer_common.algorithm.running_baseline is kept by the embedded backbone only. Leave it out, or set backbone: "
-                "embedded.", param="trainer_common.algorithm.running_baseline",
-            )  # fmt: skip
         model_dir(config.model.path)
 
     def _environment(self) -> dict[str, str]:

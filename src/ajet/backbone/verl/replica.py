@@ -23,8 +23,8 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
+from ajet.backbone.lora import is_adapter, merged, plain_name
 from ajet.backbone.protocol import Chunk, Sampling
-from ajet.backbone.verl.lora import is_adapter, merged, plain_name
 from ajet.backbone.verl.mapping import REPLICA
 
 

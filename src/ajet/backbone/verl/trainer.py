@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ajet.algorithm.advantages import compute_advantages
+from ajet.algorithm.baseline import RunningBaseline
 from ajet.algorithm.correction import active, correct
 from ajet.backbone.embedded.optimizer import learning_rate
 from ajet.backbone.embedded.packing import TokenTable, lay_out, to_rows
@@ -55,13 +56,14 @@ class Ranks(Protocol):
 
 
 class Trainer:
-    """Trains the ranks' weights. ``step`` and ``optimizer_steps`` are set again after a load."""
+    """Trains the ranks' weights. ``step``, ``optimizer_steps`` and ``baseline`` are set again after a load."""
 
     def __init__(self, ranks: Ranks, config: TrainerConfig) -> None:
         from ajet.algorithm.loss import RowLoss
 
         self.ranks, self.config = ranks, config
         self.step = self.optimizer_steps = 0
+        self.baseline = RunningBaseline()
         self.loss = RowLoss(config)
 
     def train_step(self, batch: TrainBatch) -> StepResult:
@@ -74,12 +76,12 @@ class Trainer:
         check_rows(rows, table, self.ranks.vocab)
         torch.manual_seed(mix(self.config.seed, batch.step))  # clip_cov draws
         started = time.perf_counter()
-        advantages = compute_advantages(rows, self.config.algorithm)
+        advantages = compute_advantages(rows, self.config.algorithm, self.baseline)
         work = _Step(self, table, entries_of(pieces, table), advantages.per_row, advantages.unit_of_row)
         work.prepare()
         reference_s = time.perf_counter() - started
         work.train(batch.step)
-        self.step = batch.step
+        self.step, self.baseline = batch.step, advantages.baseline
         metrics = {**advantages.metrics, **work.metrics()}
         metrics["timing/reference_s"] = reference_s
         metrics["timing/update_s"] = time.perf_counter() - started

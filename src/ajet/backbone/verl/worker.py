@@ -1,7 +1,7 @@
-"""verl's training worker with the little it lacks here: a fingerprint of its weights. Runs in verl's actors.
+"""verl's training worker with the little it lacks here. Runs in verl's actors.
 
-A subclass of ``TinkerActorRolloutRefWorker``: gradients, clipping, AdamW, checkpoints, reference and weight transfer are
-verl's own.
+A subclass of ``TinkerActorRolloutRefWorker``: gradients, clipping, AdamW, resuming, reference and weight transfer are
+verl's own. Added are a fingerprint of the weights, and a save that survives a full disk.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import hashlib
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers_tinker import TinkerActorRolloutRefWorker
 
 from ajet.backbone.fingerprint import BUCKETS, bucket_of
-from ajet.backbone.verl.lora import is_adapter, merged, plain_name
+from ajet.backbone.verl import shards
+from ajet.default_config.schema import LoraConfig
 
 if get_device_name() == "cpu":
     from ajet.backbone.verl import engine_cpu, replica  # noqa: F401  (they register themselves)
@@ -70,18 +72,31 @@ class AjetWorker(TinkerActorRolloutRefWorker):
         return ray.util.get_node_ip_address(), os.getpid()
 
     @register(dispatch_mode=ONE_TO_ALL)
-    def ajet_export_merged(self, path: str, scale: float) -> None:
-        """Write the weights with their adapters folded in, under transformers' names (gathering them is collective)."""
+    def ajet_save(self, directory: str, dtype: str, lora: dict[str, Any] | None, base: str) -> str | None:
+        """Write this rank's shards, as verl's ``load_checkpoint`` reads them, and (rank 0) the model for transformers.
+
+        verl's own save leaves a rank whose disk is full alone, and the others in a barrier. Here what the disk refuses is
+        this rank's answer, and every rank takes part in what is collective whatever has been refused.
+
+        Args:
+            dtype: of the exported weights.
+            lora: the job's ``lora`` keys: adapters are folded in, and written beside.
+            base: what the adapters are said to belong to.
+
+        Returns:
+            What the disk refused, or None.
+        """
         assert self.actor is not None
         engine: Any = self.actor.engine
-        base: dict[str, torch.Tensor] = {}
-        adapters: dict[str, torch.Tensor] = {}
-        for name, tensor in engine.module.state_dict().items():
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if self.rank == 0:
-                own = whole.detach().cpu().contiguous()
-                (adapters if is_adapter(name) else base)[name if is_adapter(name) else plain_name(name)] = own
-        if self.rank == 0:
-            if engine.model_config.hf_config.tie_word_embeddings:
-                base.pop("lm_head.weight", None)
-            save_file(merged(base, adapters, scale), path, metadata={"format": "pt"})
+        folder = Path(directory)
+        scheduler = engine.lr_scheduler.state_dict() if engine.lr_scheduler is not None else None
+        extra = {"lr_scheduler": scheduler, "rng": engine.checkpoint_manager.get_rng_state()}
+        parts = {"model": engine.module.state_dict(), "optim": engine.optimizer.state_dict(), "extra_state": extra}
+        refused = shards.write(folder, parts, rank=self.rank, world=dist.get_world_size())
+        del parts
+        whole = get_model_state_dict(engine.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if self.rank == 0 and refused is None:
+            config = LoraConfig.model_validate(lora) if lora else None
+            tied = bool(engine.model_config.hf_config.tie_word_embeddings)
+            refused = shards.export(folder.parent, whole, getattr(torch, dtype), tied, config, base)
+        return refused
