@@ -15,29 +15,37 @@ __version__ = "0.1.0"
 _HOMES = {
     "AgentJetJob": "ajet.copilot.job",
     "AjetTaskReader": "ajet.default_config.ajet_config_schema",
+    "AsyncDebugSwarmClient": "ajet.client",
     "AsyncSwarmClient": "ajet.client",
+    "DebugSwarmClient": "ajet.client",
     "OpenaiBaseUrlAndApiKey": "ajet.schema.endpoint",
     "PeriodicDrainThreadPoolExecutor": "ajet.client",
     "RouterTaskReader": "ajet.task_reader",
     "SwarmClient": "ajet.client",
+    "SwarmThrottlePolicy": "ajet.schema.wire",
     "Task": "ajet.schema.task",
     "Workflow": "ajet.schema.task",
     "WorkflowOutput": "ajet.schema.task",
     "WorkflowTask": "ajet.schema.task",
+    "auto_train_with_dataset": "ajet.client",
 }
 
 __all__ = [
     "AgentJetJob",
     "AjetTaskReader",
+    "AsyncDebugSwarmClient",
     "AsyncSwarmClient",
+    "DebugSwarmClient",
     "OpenaiBaseUrlAndApiKey",
     "PeriodicDrainThreadPoolExecutor",
     "RouterTaskReader",
     "SwarmClient",
+    "SwarmThrottlePolicy",
     "Task",
     "Workflow",
     "WorkflowOutput",
     "WorkflowTask",
+    "auto_train_with_dataset",
 ]
 
 
