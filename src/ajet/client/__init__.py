@@ -10,21 +10,28 @@ Who may call it: users' scripts, ``ajet.cli``, ``ajet.demo``. It never imports `
 from __future__ import annotations
 
 from ajet.client.async_client import AsyncSwarmClient
+from ajet.client.auto_train import auto_train_with_dataset
+from ajet.client.debug import AsyncDebugSwarmClient, DebugSwarmClient
 from ajet.client.episode import AsyncEpisode, Episode
 from ajet.client.executor import PeriodicDrainThreadPoolExecutor
 from ajet.client.finish import StopTraining
 from ajet.client.multi_model import MultiModelEpisode, begin_episodes
 from ajet.client.several import start_engines
 from ajet.client.swarm_client import SwarmClient
+from ajet.schema.wire import SwarmThrottlePolicy
 
 __all__ = [
+    "AsyncDebugSwarmClient",
     "AsyncEpisode",
     "AsyncSwarmClient",
+    "DebugSwarmClient",
     "Episode",
     "MultiModelEpisode",
     "PeriodicDrainThreadPoolExecutor",
     "StopTraining",
     "SwarmClient",
+    "SwarmThrottlePolicy",
+    "auto_train_with_dataset",
     "begin_episodes",
     "start_engines",
 ]

@@ -7,22 +7,25 @@ One instance belongs to one event loop. Training being finished is a plain ``Tra
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 import threading
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.client.episode import AsyncEpisode
-from ajet.client.operations import ConnectionFault, Operation, Operations, Pause
+from ajet.client.operations import LONG_POLL_S, ConnectionFault, Operation, Operations, Pause
 from ajet.client.report import rollout_stat, rollout_text
 from ajet.client.scope import current_scope
 from ajet.client.settings import DEFAULT_POOL_SIZE, DEFAULT_RETRY_BUDGET_S, Settings
 from ajet.client.several import start_engines_async
 from ajet.client.swarm_client import EXIT_BUDGET_S, abort_quietly
+from ajet.client.weight_sync import Callback, WeightSyncCallbacks, arguments
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import AjetError, ConfigError, EpisodeGone, TrainingFinished
 from ajet.schema.task import Task, WorkflowOutput
-from ajet.schema.wire import EngineState
+from ajet.schema.wire import EngineState, SwarmThrottlePolicy
 
 if TYPE_CHECKING:
     from ajet.copilot.job import AgentJetJob
@@ -44,6 +47,7 @@ class AsyncSwarmClient:
         *,
         retry_budget_s: float = DEFAULT_RETRY_BUDGET_S,
         pool_size: int = DEFAULT_POOL_SIZE,
+        share: str | None = None,
     ) -> None:
         from ajet.client.transport import AsyncTransport
 
@@ -51,7 +55,10 @@ class AsyncSwarmClient:
         self._job = agentjet_job
         url, key = self._settings.server_url, self._settings.api_key
         self._operations = Operations(url, retry_budget_s=retry_budget_s, say=self._settings.say)
+        self._operations.share = share
         self._operations.leases.on_change = self._keep_beating
+        self._on_update = WeightSyncCallbacks()
+        self._watching: asyncio.Task[None] | None = None
         self._transport = AsyncTransport(url, key, pool_size)
         self._beats = AsyncTransport(url, key, 1)
         self._heartbeat: asyncio.Task[None] | None = None
@@ -119,15 +126,15 @@ class AsyncSwarmClient:
         discard_episode_timeout: float = 240,
         episode_type: str = "train",
         task: Task | None = None,
-        throttle_policy: Any = None,
+        throttle_policy: SwarmThrottlePolicy | None = None,
     ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
-        if throttle_policy is not None:
-            raise ConfigError("throttle_policy is not supported: the server groups by task and bounds episodes itself.")
         scope = current_scope.get()
         if scope is not None and scope.closed is not None:
             raise EpisodeGone(f"This worker may begin no episode any more: {scope.closed}.")
         try:
-            episode, api = await self._run(self._operations.begin(discard_episode_timeout, episode_type, task))
+            episode, api = await self._run(
+                self._operations.begin(discard_episode_timeout, episode_type, task, throttle_policy)
+            )
         except TrainingFinished:
             if scope is not None:
                 scope.finished = True
@@ -166,6 +173,39 @@ class AsyncSwarmClient:
         """``async with client.episode(task) as episode:`` begins, and ends or aborts by itself."""
         return AsyncEpisode(self, task, discard_episode_timeout, episode_type)
 
+    async def agree_sync_weight(self) -> dict[str, Any]:
+        """See :meth:`ajet.client.SwarmClient.agree_sync_weight`."""
+        return await self._run(self._operations.agree())
+
+    async def add_entering_weight_sync_callback(self, callback: Callback) -> None:
+        """See :meth:`ajet.client.SwarmClient.add_entering_weight_sync_callback`; ``callback`` may be a coroutine function."""
+        if self._on_update.add(callback, await self.get_status()):
+            self._watching = asyncio.get_running_loop().create_task(self._watch(), name="ajet-weight-sync")
+
+    async def _watch(self) -> None:
+        """Wait for updates and tell of them, until cancelled."""
+        from ajet.client.transport import AsyncTransport
+
+        transport = AsyncTransport(self.server_url, self._settings.api_key, 1)
+        try:
+            while True:
+                wanted = self._operations.status(**self._on_update.waits_for, wait_s=LONG_POLL_S)
+                try:
+                    status = await drive(wanted, transport)
+                except (AjetError, ConnectionFault) as err:
+                    self._operations.notice(f"updates cannot be watched just now ({err}); trying again")
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                for callback, step in self._on_update.due(status):
+                    try:
+                        answer = callback(*arguments(callback, step))
+                        if inspect.isawaitable(answer):
+                            await answer
+                    except Exception as err:  # the user's code: shown, and borne
+                        self._on_update.failed(callback, step, err)
+        finally:
+            await transport.close()
+
     async def get_global_step(self) -> int:
         return int((await self.get_status())["step"])
 
@@ -189,14 +229,18 @@ class AsyncSwarmClient:
 
     async def close(self) -> None:
         """Abort what is open and close the connections."""
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
+        for task in (self._heartbeat, self._watching):
+            if task is not None:
+                task.cancel()
         deadline = time.monotonic() + EXIT_BUDGET_S
         for episode in self._operations.leases.ids():
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             await self._run(self._operations.abort(episode, "client closed: the episode was still open", left))
+        if self._operations.leases.beat_s is not None:
+            with contextlib.suppress(AjetError, ConnectionFault):
+                await self._run(self._operations.goodbye())
         await self._transport.close()
         await self._beats.close()
 
@@ -250,7 +294,7 @@ class AsyncSwarmClient:
                     continue
             last = time.monotonic()
             episodes = self._operations.leases.ids()
-            if not episodes:
+            if not episodes and self._operations.leases.beat_s is None:
                 continue
             try:
                 await drive(self._operations.heartbeat(episodes), self._beats)

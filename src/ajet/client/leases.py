@@ -20,6 +20,8 @@ class OpenEpisodes:
         self._lock = threading.Lock()
         self._timeouts: dict[str, float] = {}
         self._gone: dict[str, str] = {}
+        self.beat_s: float | None = None
+        """How often to show life, also while nothing is open, where the server counts who takes part."""
         self.on_change = on_change
 
     def add(self, episode: str, timeout_s: float) -> None:
@@ -45,8 +47,8 @@ class OpenEpisodes:
             return self._gone.get(episode)
 
     def interval_s(self) -> float | None:
-        """Seconds between heartbeats: a third of the smallest timeout; None while nothing is open."""
+        """Seconds between heartbeats: a third of the smallest timeout, or :attr:`beat_s`; None while neither asks."""
         with self._lock:
             if not self._timeouts:
-                return None
-            return min(min(self._timeouts.values()) / 3, LONGEST_INTERVAL_S)
+                return self.beat_s
+            return min(min(self._timeouts.values()) / 3, self.beat_s or LONGEST_INTERVAL_S, LONGEST_INTERVAL_S)

@@ -36,6 +36,8 @@ from ajet.schema.errors import (
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.schema.wire import (
     AbortRequest,
+    AgreeAnswer,
+    AgreeRequest,
     BeginAnswer,
     BeginRequest,
     EndAnswer,
@@ -47,6 +49,7 @@ from ajet.schema.wire import (
     JobRequest,
     NotYet,
     Status,
+    SwarmThrottlePolicy,
 )
 
 API = "/swarm/v1"
@@ -118,6 +121,10 @@ class Operations:
         self.client_id = f"client-{uuid.uuid4().hex}"
         self.retry_budget_s = retry_budget_s
         self.leases = OpenEpisodes()
+        self.share: str | None = None
+        """The part of each batch that this client plays for."""
+        self.debug = False
+        """Every episode will be aborted."""
         self._say = say
         self._clock = clock
         self._last_notice = -NOTICE_EVERY_S
@@ -212,7 +219,12 @@ class Operations:
     # ── job and engine ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def status(
-        self, *, wait_states: Iterable[EngineState] = (), wait_step: int | None = None, wait_s: float = 0.0
+        self,
+        *,
+        wait_states: Iterable[EngineState] = (),
+        wait_step: int | None = None,
+        wait_batch: int | None = None,
+        wait_s: float = 0.0,
     ) -> Operation[dict[str, Any]]:
         params = {}
         wanted = ",".join(wait_states)
@@ -220,6 +232,8 @@ class Operations:
             params = {"wait_state": wanted, "wait_s": f"{wait_s:g}"}
         if wait_step is not None and wait_s > 0:
             params |= {"wait_step": str(wait_step), "wait_s": f"{wait_s:g}"}
+        if wait_batch is not None and wait_s > 0:
+            params |= {"wait_batch": str(wait_batch), "wait_s": f"{wait_s:g}"}
         reply = yield from self.request(Call("GET", f"{API}/status", params=params, wait_s=wait_s))
         if isinstance(reply.body, dict):
             self._server_version = str(reply.body.get("server_version") or "")
@@ -288,7 +302,11 @@ class Operations:
 
     # ── episodes ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, timeout_s: float, kind: str, task: Task | None) -> Operation[tuple[str, OpenaiBaseUrlAndApiKey]]:
+    def begin(
+        self, timeout_s: float, kind: str, task: Task | None, throttle: Any = None
+    ) -> Operation[tuple[str, OpenaiBaseUrlAndApiKey]]:
+        # What is not asked for is not sent, so that an older server need not know it.
+        also = {"share": self.share, "throttle": as_throttle(throttle), "debug": self.debug or None}
         request = checked(
             BeginRequest,
             client_id=self.client_id,
@@ -297,8 +315,9 @@ class Operations:
             discard_episode_timeout=timeout_s,
             task_id=(task.task_id or None) if task is not None else None,
             wait_s=LONG_POLL_S,
+            **{name: value for name, value in also.items() if value is not None},
         )
-        call = Call("POST", f"{API}/episodes", as_json(request), wait_s=LONG_POLL_S)
+        call = Call("POST", f"{API}/episodes", as_json(request, only_set=True), wait_s=LONG_POLL_S)
         began = self._clock()
         absent = Backoff(self.retry_budget_s)
         while True:
@@ -325,6 +344,7 @@ class Operations:
                 yield Pause(0.5)
         answer = read(BeginAnswer, reply.body)
         self._warn_of_proxy()
+        self.leases.beat_s = answer.beat_s or self.leases.beat_s
         self.leases.add(answer.episode_id, answer.discard_episode_timeout)
         api = OpenaiBaseUrlAndApiKey(
             base_url=self.server_url + answer.base_path,
@@ -396,10 +416,25 @@ class Operations:
             return False
         return True
 
+    def agree(self) -> Operation[dict[str, Any]]:
+        """Agree to the update that is next as this begins; a repeat never counts for a later one."""
+        step = int((yield from self.status())["batch_step"]) + 1
+        request = AgreeRequest(client_id=self.client_id, step=step)
+        reply = yield from self.request(Call("POST", f"{API}/agree", as_json(request)))
+        answer = read(AgreeAnswer, reply.body)
+        if not answer.counted:
+            self.notice(f"agree_sync_weight() changes nothing here. {answer.message}")
+        return answer.model_dump(mode="json")
+
+    def goodbye(self) -> Operation[None]:
+        """The client takes part no longer. One try: who says nothing is let go of for its silence."""
+        request = HeartbeatRequest(client_id=self.client_id, episodes=[], leaving=True)
+        yield Call("POST", f"{API}/heartbeat", as_json(request))
+
     def heartbeat(self, episodes: list[str]) -> Operation[HeartbeatAnswer]:
         """One beat for ``episodes``, without retries; leases the server has ended are forgotten."""
         request = HeartbeatRequest(client_id=self.client_id, episodes=episodes)
-        call = Call("POST", f"{API}/heartbeat", as_json(request))
+        call = Call("POST", f"{API}/heartbeat", as_json(request, only_set=True))
         reply: Reply = yield call
         if reply.status >= 300:
             raise self._error(call, reply)
@@ -412,7 +447,7 @@ class Operations:
         if self.leases.gone_reason(episode) is not None:
             return False
         request = HeartbeatRequest(client_id=self.client_id, episodes=[episode])
-        reply = yield from self.request(Call("POST", f"{API}/heartbeat", as_json(request)))
+        reply = yield from self.request(Call("POST", f"{API}/heartbeat", as_json(request, only_set=True)))
         gone = read(HeartbeatAnswer, reply.body).gone
         if episode in gone:
             self.leases.remove(episode, gone[episode])
@@ -434,6 +469,16 @@ M = TypeVar("M", bound=BaseModel)
 
 def end_request(task: Task, output: WorkflowOutput) -> EndRequest:
     """What reports ``output``. Raises :class:`InvalidRequest` for what no server takes."""
+    task = check_output(task, output)
+    return EndRequest(request_id=new_request_id(), task=task, output=output)
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+def check_output(task: Task, output: WorkflowOutput) -> Task:
+    """The task of a result that can be reported. Raises :class:`InvalidRequest`."""
     task = getattr(task, "task", task)  # a WorkflowTask will do
     if not task.task_id:
         raise InvalidRequest(
@@ -444,17 +489,23 @@ def end_request(task: Task, output: WorkflowOutput) -> EndRequest:
             "WorkflowOutput.reward is None. Give a number, or abort the episode if it could not be judged.",
             param="reward",
         )
-    return EndRequest(request_id=new_request_id(), task=task, output=output)
+    return task
 
 
-def new_request_id() -> str:
-    return uuid.uuid4().hex
+def as_throttle(policy: Any) -> SwarmThrottlePolicy | None:
+    """A throttle policy from whatever holds its fields. Raises :class:`InvalidRequest`."""
+    if policy is None or isinstance(policy, SwarmThrottlePolicy):
+        return policy
+    fields = policy if isinstance(policy, dict) else getattr(policy, "__dict__", None)
+    if not isinstance(fields, dict):
+        raise InvalidRequest(f"throttle_policy is a SwarmThrottlePolicy, not {policy!r}.", param="throttle_policy")
+    return checked(SwarmThrottlePolicy, **fields)
 
 
-def as_json(model: BaseModel) -> bytes:
+def as_json(model: BaseModel, *, only_set: bool = False) -> bytes:
     """``model`` as JSON. Raises :class:`InvalidRequest` where something in it is not JSON-able."""
     try:
-        return model.model_dump_json().encode()
+        return model.model_dump_json(exclude_unset=only_set).encode()
     except ValueError as err:
         raise InvalidRequest(f"Tasks and outputs travel as JSON, and this one cannot: {err}") from err
 

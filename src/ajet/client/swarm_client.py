@@ -7,6 +7,7 @@ at the end of the process (or of the client) what is still open is aborted; ever
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -18,15 +19,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ajet.client.episode import Episode
 from ajet.client.finish import StopTraining
 from ajet.client.heartbeat import HeartbeatThread
-from ajet.client.operations import ConnectionFault, Operation, Operations, Pause
+from ajet.client.operations import LONG_POLL_S, ConnectionFault, Operation, Operations, Pause
 from ajet.client.report import rollout_stat, rollout_text
 from ajet.client.scope import current_scope
 from ajet.client.settings import DEFAULT_POOL_SIZE, DEFAULT_RETRY_BUDGET_S, Settings
 from ajet.client.several import start_engines
+from ajet.client.weight_sync import Callback, WeightSyncCallbacks, arguments
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import AjetError, ConfigError, EpisodeGone, TrainingFinished
 from ajet.schema.task import Task, WorkflowOutput
-from ajet.schema.wire import EngineState
+from ajet.schema.wire import EngineState, SwarmThrottlePolicy
 
 if TYPE_CHECKING:
     from ajet.client.transport import BlockingTransport
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 EXIT_BUDGET_S = 2.0
+WATCH_RETRY_S = 1.0
 
 
 def drive(operation: Operation[T], transport: BlockingTransport, closed: threading.Event) -> T:
@@ -70,6 +73,8 @@ class SwarmClient:
         retry_budget_s: seconds that a call waits for a server that does not answer (restart, network) before it raises
             :class:`~ajet.schema.errors.ServerUnreachable`; 144 times as long while the server says that its disk is full.
         pool_size: connections at most; one a thread that waits is enough.
+        share: the part of each batch that this client plays for, where clients with different tasks train together: a name
+            in the job's ``swarm.shares``, or one that a ``SwarmThrottlePolicy`` gives a size.
     """
 
     def __init__(
@@ -82,7 +87,9 @@ class SwarmClient:
         *,
         retry_budget_s: float = DEFAULT_RETRY_BUDGET_S,
         pool_size: int = DEFAULT_POOL_SIZE,
+        share: str | None = None,
     ) -> None:
+        self._share = share
         self._settings = Settings.of(server_url, api_key, verbose, retry_budget_s, pool_size)
         self._job = agentjet_job
         self._build()
@@ -97,6 +104,8 @@ class SwarmClient:
 
         url, key = self._settings.server_url, self._settings.api_key
         self._operations = Operations(url, retry_budget_s=self._settings.retry_budget_s, say=self._settings.say)
+        self._operations.share = self._share
+        self._on_update = WeightSyncCallbacks()
         self._transport = BlockingTransport(url, key, self._settings.pool_size)
         self._closed = threading.Event()
         beats = BlockingTransport(url, key, 1)
@@ -181,7 +190,7 @@ class SwarmClient:
         discard_episode_timeout: float = 240,
         episode_type: str = "train",
         task: Task | None = None,
-        throttle_policy: Any = None,
+        throttle_policy: SwarmThrottlePolicy | None = None,
     ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
         """Ask for an episode and wait until it is granted.
 
@@ -190,7 +199,8 @@ class SwarmClient:
                 client shows life by itself while its process runs.
             episode_type: ``train``, or ``eval``, which is never trained.
             task: the task, where it is known already.
-            throttle_policy: not needed here: groups form by task on the server. Anything but None is refused.
+            throttle_policy: how much of each batch this client plays, and how far ahead, where clients with different tasks
+                train together; the server holds the request back while the client is far enough ahead.
 
         Returns:
             The episode's id, and the endpoint that its agents call.
@@ -199,13 +209,13 @@ class SwarmClient:
             TrainingFinished: no further training episode is granted. Uncaught, it ends the script with exit code 0.
             EngineFailed, EngineUnavailable, ServerUnreachable: there is no engine to play with.
         """
-        if throttle_policy is not None:
-            raise ConfigError("throttle_policy is not supported: the server groups by task and bounds episodes itself.")
         scope = current_scope.get()
         if scope is not None and scope.closed is not None:
             raise EpisodeGone(f"This worker may begin no episode any more: {scope.closed}.")
         try:
-            episode, api = self._run(self._operations.begin(discard_episode_timeout, episode_type, task))
+            episode, api = self._run(
+                self._operations.begin(discard_episode_timeout, episode_type, task, throttle_policy)
+            )
         except TrainingFinished as err:
             if scope is not None:
                 scope.finished = True
@@ -259,6 +269,29 @@ class SwarmClient:
         """``with client.episode(task) as episode:`` begins, and ends or aborts by itself; see :class:`Episode`."""
         return Episode(self, task, discard_episode_timeout, episode_type)
 
+    # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def agree_sync_weight(self) -> dict[str, Any]:
+        """Agree to the next weight update, under the collection rules that ask
+        (``rollout_until_any_client_agree_sync_weight``, ``rollout_until_all_clients_agree_sync_weight``).
+
+        The answer means that the agreement is on the server's disk. It is never counted twice or for a later update.
+
+        Returns:
+            :class:`ajet.schema.wire.AgreeAnswer` as a dict: the update agreed to (``step``), who has agreed, who is waited
+            for. To wait for the update itself: ``client.get_status(wait_step=step, wait_s=60)``.
+        """
+        return self._run(self._operations.agree())
+
+    def add_entering_weight_sync_callback(self, callback: Callback) -> None:
+        """Have ``callback()`` called once for each weight update as it begins, in a thread of this client.
+
+        A callback that demands an argument gets the update's number. What it raises is shown and ends nothing. Updates that
+        begin while the server cannot be reached are told when it can, in order. A forked child tells nobody.
+        """
+        if self._on_update.add(callback, self.get_status()):
+            watch_updates(self._operations, self._settings, self._on_update, self._closed)
+
     # ── reads ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get_global_step(self) -> int:
@@ -297,6 +330,10 @@ class SwarmClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def say(self, text: str) -> None:
+        """One line to the user, on standard error, where the client is verbose."""
+        self._settings.say(text)
 
     def _job_or(self, job: AgentJetJob | None) -> AgentJetJob:
         chosen = job if job is not None else self._job
@@ -347,7 +384,7 @@ def _rebuild_after_fork(client: SwarmClient) -> None:
 
 def _beater(operations: Operations, transport: BlockingTransport, closed: threading.Event) -> Any:
     def beat(episodes: list[str]) -> bool:
-        if not episodes:
+        if not episodes and operations.leases.beat_s is None:
             return True
         try:
             drive(operations.heartbeat(episodes), transport, closed)
@@ -357,6 +394,34 @@ def _beater(operations: Operations, transport: BlockingTransport, closed: thread
         return True
 
     return beat
+
+
+def watch_updates(
+    operations: Operations, settings: Settings, callbacks: WeightSyncCallbacks, closed: threading.Event
+) -> None:
+    """Start the thread that waits for updates and tells of them, until the client is closed."""
+    from ajet.client.transport import BlockingTransport
+
+    transport = BlockingTransport(settings.server_url, settings.api_key, 1)
+
+    def run() -> None:
+        while not closed.is_set():
+            try:
+                status = drive(operations.status(**callbacks.waits_for, wait_s=LONG_POLL_S), transport, closed)
+            except (AjetError, ConnectionFault) as err:
+                operations.notice(f"updates cannot be watched just now ({err}); trying again")
+                closed.wait(WATCH_RETRY_S)
+                continue
+            for callback, step in callbacks.due(status):
+                if closed.is_set():
+                    break
+                try:
+                    callback(*arguments(callback, step))
+                except Exception as err:  # the user's code: shown, and borne
+                    callbacks.failed(callback, step, err)
+        transport.close()
+
+    threading.Thread(target=run, name="ajet-weight-sync", daemon=True).start()
 
 
 def _close(
@@ -372,6 +437,9 @@ def _close(
         if left <= 0:
             break
         abort_quietly(operations, transports[0], closed, episode, "client closed: the episode was still open", left)
+    if operations.leases.beat_s is not None:
+        with contextlib.suppress(AjetError, ConnectionFault):
+            drive(operations.goodbye(), transports[0], closed)
     closed.set()
     for transport in transports:
         transport.close()

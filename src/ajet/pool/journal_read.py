@@ -43,6 +43,7 @@ class Restored:
         pooled: finished train episodes in no batch and not dropped, in the order of their ends.
         unfinished: the batch that was formed but whose step is not journaled.
         clients: who held episodes that have ended.
+        evals: eval episodes that ended with a result since the last step.
         participants: who took part, or had agreed to an update.
     """
 
@@ -57,6 +58,7 @@ class Restored:
     pooled: list[tuple[LeaseOpened, Done]] = field(default_factory=list)
     clients: frozenset[str] = frozenset()
     participants: list[ClientSet] = field(default_factory=list)
+    evals: list[Done] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,13 @@ def restore(path: Path) -> Restored:
             open=[OpenEpisode(lease, _calls(db, lease.n)) for lease in leases],
             pooled=pooled,
             clients=frozenset(c for (c,) in db.execute("SELECT DISTINCT client FROM lease JOIN done USING(n)")),
+            evals=[
+                _done(row)
+                for row in db.execute(
+                    f"""SELECT {_DONE} FROM done d JOIN lease l USING(n) WHERE d.fate = 'eval' AND d.created >
+                        coalesce((SELECT max(created) FROM step), 0) ORDER BY d.seq"""
+                )
+            ],
             participants=[
                 ClientSet(client, tuple(orjson.loads(shares)), agreed, bool(present))
                 for client, shares, agreed, present in db.execute("SELECT * FROM client ORDER BY client")

@@ -112,10 +112,11 @@ async def _serve(
         ids = renderer.render(request.messages, request.tools)
     sampling = _sampling(experiment, episode, request, len(ids))
     session = f"{episode.id}/{key.agent}"
-    if request.n == 1:
-        replies = [await _sample(engine, renderer, ids, sampling, session, request, 0, on_text)]
-    else:
-        replies = await _sample_many(engine, renderer, ids, sampling, session, request, on_text)
+    async with experiment.places.take(train=episode.train, choices=request.n):
+        if request.n == 1:
+            replies = [await _sample(engine, renderer, ids, sampling, session, request, 0, on_text)]
+        else:
+            replies = await _sample_many(engine, renderer, ids, sampling, session, request, on_text)
     episode.check_open()
     created = time.time()
     for reply in replies:

@@ -28,6 +28,7 @@ from ajet.pool.roster import Roster
 from ajet.schema.errors import DiskRefused, JobConflict, JournalDamaged
 from ajet.schema.wire import EpisodeKind
 from ajet.server.admission import Admission
+from ajet.server.evals import Places
 from ajet.server.events import Events, Signal
 from ajet.server.jobs import experiment_folder
 from ajet.server.metrics import MetricsFile, ZeroAdvantageWatch, line
@@ -114,6 +115,7 @@ class Experiment:
     """CPU threads this run has been trained with so far; 0 before the first boot."""
     device: str = ""
     """What this run has been trained on so far."""
+    places: Places = field(default_factory=lambda: Places(1))
     frozen_models: dict[str, str] = field(default_factory=dict)
     """What calls named → what the backbone is asked for; see :mod:`ajet.server.frozen`."""
     zero_watch: ZeroAdvantageWatch = field(default_factory=ZeroAdvantageWatch)
@@ -178,6 +180,7 @@ class Experiment:
     async def _record_job(self) -> None:
         tree = self.config.model_dump(mode="json")
         restored = await asyncio.to_thread(journal_read.restore, self.journal.path)
+        self.batch_step = restored.unfinished.step if restored.unfinished else restored.step
         if restored.job is not None:
             diff = job_diff(restored.job, tree)
             fixed = {key: pair for key, pair in diff.items() if key in _FIXED}
@@ -220,6 +223,7 @@ class Experiment:
             group_deadline_s=config.swarm.group_deadline_s,
             share_wait_s=config.swarm.share_wait_s,
         )
+        self.places = Places(config.rollout.max_num_seqs)
         leases = LeaseBook(config.rollout.max_env_worker, config.swarm.max_episode_age_s)
         sharing = Sharing(
             journal=self.journal,
@@ -243,7 +247,6 @@ class Experiment:
             changed=self.changed,
             opposed_tags=config.swarm.opposed_tags,
         )
-        self.batch_step = restored.unfinished.step if restored.unfinished else restored.step
         registry.restore(restored)
         self.registry = registry
         self.clock = asyncio.create_task(registry.run_clock())

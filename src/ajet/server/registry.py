@@ -34,6 +34,7 @@ from ajet.schema.errors import DiskRefused, EpisodeGone, InvalidRequest, NotFoun
 from ajet.schema.wire import AbortRequest, EndAnswer, EndRequest
 from ajet.server.admission import Admission
 from ajet.server.episode import OpenEpisode
+from ajet.server.evals import EvalTally
 from ajet.server.events import Events, Signal
 from ajet.server.rewards import check_result, rewards_by_tag
 from ajet.server.sharing import DEBUG, Sharing
@@ -73,6 +74,7 @@ class Registry:
     version: Callable[[], int]
     changed: Signal
     opposed_tags: Sequence[Collection[str]] = ()
+    evals: EvalTally = field(default_factory=EvalTally)
     tallies: Counter[str] = field(default_factory=Counter)
     open: dict[str, OpenEpisode] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
@@ -98,6 +100,7 @@ class Registry:
         self.admission.next_n, self.admission.former_clients = restored.next_n, restored.clients
         self.tallies = Counter(restored.tallies)
         self.sharing.restore(restored)
+        self.evals.restore(restored.evals)
         for kept in restored.open:
             opened = kept.lease
             lease = self.leases.grant(opened.episode, opened.client, opened.kind, opened.timeout_s, self.now())  # type: ignore[arg-type]
@@ -246,6 +249,8 @@ class Registry:
         if fate == "pooled":
             self._pool(episode.opened, done)
             self.changed.fire()
+        elif fate == "eval":
+            self.evals.add(done)
         return answer
 
     def _closed(self, episode: OpenEpisode, done: Done, counted: tuple[Counted, ...]) -> None:

@@ -111,6 +111,7 @@ def status(engine: Engine, top: int = 0) -> Status:
             clients=leases.clients(),
         )
         found.drops = registry.tally("drop")
+        found.eval = registry.evals.report()
         found.held = registry.tally("held")
         sharing = registry.sharing
         found.shares = sharing.view()

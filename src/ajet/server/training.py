@@ -139,6 +139,8 @@ async def train(
         return warnings
     registry = experiment.registry
     assert registry is not None
+    evals = registry.evals.cut()
+    metrics |= registry.evals.metrics()
     metrics |= {
         "policy_version": formed.step,
         "time/collect_s": round(collect_s, 3),
@@ -153,6 +155,7 @@ async def train(
         [Counted(f"drop/{DropReason.NOTHING_TO_TRAIN}", len(built.nothing_to_train))] if built.nothing_to_train else []
     )
     await experiment.durable(done, *tokens, *lost)
+    registry.evals.clear(evals)
     for counted in [*tokens, *lost]:
         registry.tallies[counted.name] += counted.by
     experiment.step, experiment.digest = formed.step, digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -58,6 +59,8 @@ class _Collector:
             "ajet_total_steps": ("Optimizer steps wanted", now.total_steps),
             "ajet_open_episodes": ("Open train episodes", now.leases.open_train),
             "ajet_open_eval_episodes": ("Open eval episodes", now.leases.open_eval),
+            "ajet_eval_episodes": ("Eval episodes that ended since the last step", now.eval.episodes),
+            "ajet_eval_reward": ("Their mean reward", now.eval.reward if now.eval.reward is not None else math.nan),
             "ajet_waiting_begins": ("Requests waiting for a lease", now.leases.waiting_train + now.leases.waiting_eval),
             "ajet_clients": ("Clients with open episodes", now.leases.clients),
             "ajet_groups_complete": ("Complete groups in the pool", now.pool.groups_complete if now.pool else 0),
@@ -99,6 +102,7 @@ class _Collector:
         yield failures
         for name, words, values in (
             ("ajet_dropped_episodes", "Episodes not trained, by reason", now.drops),
+            ("ajet_held_begins", "Requests for an episode that were held back, by reason", now.held),
             ("ajet_dropped_tokens", "Sampled tokens not trained, by reason", now.dropped_tokens),
             ("ajet_timelines", "Recorded calls, by why they branch or do not", dict(self._engine.telemetry.branches)),
             ("ajet_server", "Errors and incidents", dict(self._engine.telemetry.counts)),
