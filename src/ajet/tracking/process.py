@@ -260,11 +260,10 @@ class _Reporter:
                 if "failed" in words:
                     return str(words["failed"])
                 self._ready = True
-                if "step" in words:
-                    self._reported = words["step"]
-                    if self._error is not None:
-                        log.info("tracker %s works again", self.name)
-                        self._error = None
+                self._reported = words["step"]
+                if self._error is not None and self._reported >= self.wanted:
+                    log.info("tracker %s works again", self.name)
+                    self._error = None
         except (ConnectionError, ValueError) as err:
             return f"its process broke off: {err}"
         finally:

@@ -13,6 +13,7 @@ from ajet.default_config.schema import AjetConfig
 from ajet.tracking.names import tracker_problems
 from ajet.tracking.process import Patience, Trackers
 from tests.fakes.tracker_files import READERS
+from tests.faults import processes
 from tests.faults.processes import children
 
 DEADLINE_S = 90.0
@@ -64,9 +65,7 @@ def experiment(tmp_path, monkeypatch):
 
 
 async def until(holds):
-    async with asyncio.timeout(DEADLINE_S):
-        while not holds():
-            await asyncio.sleep(0.02)
+    await asyncio.wait_for(asyncio.to_thread(processes.until, holds, DEADLINE_S), DEADLINE_S + 5)
 
 
 @pytest.mark.parametrize("name", INSTALLED)
@@ -113,9 +112,7 @@ async def test_a_tracker_that_hangs_holds_up_nobody_and_is_ended_and_goes_on(exp
     trackers = experiment.trackers("tensorboard", patience=replace(QUICK, hang_s=1.0))
     experiment.train(trackers)
     await until(lambda: trackers.status()[0].step == 1)
-    (process,) = [
-        pid for pid in children(os.getpid()) if b"ajet.tracking.reporter" in open(f"/proc/{pid}/cmdline", "rb").read()
-    ]  # noqa: ASYNC230, SIM115
+    (process,) = children(os.getpid())
     os.kill(process, signal.SIGSTOP)
     assert max(experiment.train(trackers) for _ in range(20)) < 0.1
     await until(lambda: trackers.status()[0].failures == 1)

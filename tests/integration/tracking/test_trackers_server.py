@@ -34,7 +34,7 @@ def test_a_killed_server_goes_on_in_the_same_run_and_reports_no_step_twice(killa
             swarm.play_batch()
             swarm.wait_step(step)
         history = [(s["step"], s["reward/mean"]) for s in swarm.get("/metrics/history").json()["steps"]]
-        until(lambda: swarm.status()["trackers"][0]["step"] == 3, 90, "the tracker's last step")
+        until(lambda: swarm.status()["trackers"][0]["step"] == 3, 60, "the tracker's last step")
         assert b'ajet_tracker_failures_total{tracker="tensorboard"} 0.0' in http.get("/metrics").content
     killable.stop()
     assert len(list((tmp_path / "exp" / "trackers" / "tensorboard").iterdir())) == 1
