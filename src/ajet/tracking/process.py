@@ -31,18 +31,24 @@ from ajet.tracking.names import chosen
 from ajet.tracking.steps import Cursor, line
 
 log = logging.getLogger("ajet.tracking")
+_HINTS = {
+    "wandb": "Where there is no account or no network, start the server with WANDB_MODE=offline. ",
+    "swanlab": "Where there is no account or no network, start the server with SWANLAB_MODE=offline. ",
+}
 _SECRETS = ("AJET_SWARM_KEY", "AJET_OPPONENT_API_KEY")
 
 
 @dataclass(frozen=True)
 class Patience:
     """Attributes:
-    hang_s: a process that has something to do and gives no sign for so long is killed.
+    boot_s: until a process has opened its tracker: libraries come from a slow disk, W&B tries a network for 90 s.
+    hang_s: one that has something to report and gives no sign for so long is killed.
     backoff_s: pause before the next try; doubles up to ``backoff_max_s``.
     close_s: what a tracker may take to finish when the engine stops.
     """
 
-    hang_s: float = 120.0
+    boot_s: float = 180.0
+    hang_s: float = 60.0
     backoff_s: float = 5.0
     backoff_max_s: float = 300.0
     close_s: float = 8.0
@@ -182,9 +188,11 @@ class _Reporter:
     def _note(self, why: str) -> None:
         self._failures += 1
         if self._error is None:
+            hint = _HINTS.get(self.name, "")
             self._warn(
-                f"Tracker {self.name} does not work: {why[:500]}. Training goes on; it is tried again, and the steps after "
-                f"{self._reported} are reported when it works. What it printed is in {self._order['folder']}.log."
+                f"Tracker {self.name} does not work: {why[:500].rstrip('.')}. {hint}Training goes on; it is tried again, and "
+                f"the steps after {self._reported} are reported when it works. What it printed is in "
+                f"{self._order['folder']}.log."
             )
         self._error = why
 
@@ -236,13 +244,13 @@ class _Reporter:
         line_task = asyncio.ensure_future(reader.readline())
         try:
             while True:
-                wait = min(self._patience.hang_s, 1.0)
-                await asyncio.wait([line_task], timeout=wait)
+                limit = self._patience.hang_s if self._ready else self._patience.boot_s
+                await asyncio.wait([line_task], timeout=min(limit, 1.0))
                 if not line_task.done():
                     busy = not self._ready or self._reported < self.wanted
                     sign = sign if busy else time.monotonic()
-                    if time.monotonic() - sign > self._patience.hang_s:
-                        return f"it gave no sign for {self._patience.hang_s:g} s and was ended"
+                    if time.monotonic() - sign > limit:
+                        return f"it gave no sign for {limit:g} s and was ended"
                     continue
                 sign, said = time.monotonic(), line_task.result()
                 if not said:
@@ -252,11 +260,10 @@ class _Reporter:
                 if "failed" in words:
                     return str(words["failed"])
                 self._ready = True
-                if "step" in words:
-                    self._reported = words["step"]
-                    if self._error is not None:
-                        log.info("tracker %s works again", self.name)
-                        self._error = None
+                self._reported = words["step"]
+                if self._error is not None and self._reported >= self.wanted:
+                    log.info("tracker %s works again", self.name)
+                    self._error = None
         except (ConnectionError, ValueError) as err:
             return f"its process broke off: {err}"
         finally:

@@ -6,7 +6,7 @@ same values. Steps that a failing tracker did not take are taken when it works a
 
 Over the socket ``FD`` come wake-ups (``w``), the wish to end the run (``f``), or its end, which is the server's:
 then what is in the file is reported, and the process goes, within :data:`GRACE_S` whatever the tracker does. What is
-said there are JSON lines: ``{"ready": run}``, ``{"step": n}``, ``{"failed": why}``. The first exception ends the process.
+said there are JSON lines: ``{"ready": run, "step": n}``, ``{"step": n}``, ``{"failed": why}``. The first exception ends the process.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Reporter:
         sink = open_sink(order.tracker, Run(order.project, order.name, cursor.run, new, folder, order.config))
         cursor.run = sink.run_id
         cursor.save(path)
-        self.tell(ready=cursor.run)
+        # One of a server before this one may have reported more meanwhile.
+        self.tell(ready=cursor.run, step=cursor.step)
         steps = StepFile(Path(order.steps), cursor.step)
         while True:
             self._woken.clear()

@@ -106,8 +106,7 @@ def _wandb(run: Run) -> Sink:
 def _swanlab(run: Run) -> Sink:
     assert run.id is not None
     _default({"SWANLAB_LOG_DIR": str(run.folder)})
-    if os.environ.get("SWANLAB_MODE", "cloud") in ("cloud", "online"):
-        os.environ.update(SWANLAB_RUN_ID=run.id, SWANLAB_RESUME="allow")
+    os.environ.update(SWANLAB_RUN_ID=run.id, SWANLAB_RESUME="allow")
     tracking = _verl("swanlab", run, run.config)
     return Sink(run.id, tracking.log, tracking.finish)
 
@@ -124,7 +123,8 @@ def _trackio(run: Run) -> Sink:
 
 
 def _mlflow(run: Run) -> Sink:
-    _default({"MLFLOW_TRACKING_URI": f"sqlite:///{run.folder / 'mlflow.db'}"})
+    # A file store is the user's choice, where it is one; MLflow refuses it unless told again.
+    _default({"MLFLOW_TRACKING_URI": f"sqlite:///{run.folder / 'mlflow.db'}", "MLFLOW_ALLOW_FILE_STORE": "true"})
     import mlflow  # pyright: ignore[reportMissingImports]
 
     mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])

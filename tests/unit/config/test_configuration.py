@@ -90,7 +90,11 @@ def test_shipped_configurations_load() -> None:
         ("rollout: 3", "job.yaml:2: rollout: expected a section with keys below it, found 3."),
         ("enable_swarm_mode: 1", "job.yaml:2: enable_swarm_mode: expected true or false, found 1."),
         ("backbone: vrl", "job.yaml:2: backbone: expected one of 'embedded' or 'verl', found \"vrl\"."),
-        ("trainer_common: {logger: 3}", "job.yaml:2: trainer_common.logger: expected text or a list, found 3."),
+        (
+            "trainer_common: {logger: 3}",
+            "job.yaml:2: trainer_common.logger: expected one of 'console', 'tensorboard', 'wandb', 'swanlab', 'mlflow' or "
+            "'trackio' or a list, found 3.",
+        ),
         ("trainer_common:\n  optim:\n    betas:\n    - 0.9\n    - x", 'job.yaml:6: trainer_common.optim.betas.1: expected a number, found "x".'),
         ("trainer_common: {optim: {lr: .inf}}", "job.yaml:2: trainer_common.optim.lr is not a finite number; give one."),
         ("rollout:\n  top_p: 0.9", "job.yaml:3: rollout.top_p is 0.9, but the trainer cannot reproduce"),
@@ -199,6 +203,7 @@ def test_every_keyword_sets_its_key_and_reads_back(name: str) -> None:
         "swarm_mode_sample_collection_method": "rollout_until_finish_enough_episodes", "lr": 2e-5,
         "max_model_len": 30000, "max_prompt_length": 200, "max_response_length": 9000, "n_gpu": 2,
         "max_response_length_in_one_turn": 300, "experiment_dir": "/somewhere",
+        "logging": ["console", "wandb"],
     }  # fmt: skip
     value = values.get(name, "another" if isinstance(default, str) else 7)
     job = AgentJetJob(**{name: value})
