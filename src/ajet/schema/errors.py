@@ -157,6 +157,12 @@ class InfrastructureFault(AjetError):
     http_status, type, code, retryable = 503, "infrastructure_fault", "infrastructure_fault", True
 
 
+class EndpointRefused(InfrastructureFault):
+    """Another endpoint refuses our key, or does not know what is asked for; trying again does not cure that."""
+
+    retryable = False
+
+
 def _all_subclasses(cls: type[AjetError]) -> list[type[AjetError]]:
     found: list[type[AjetError]] = []
     for sub in cls.__subclasses__():
