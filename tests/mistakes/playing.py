@@ -139,13 +139,13 @@ CALLS = [
     ),
     Row(
         "opponent down", "script", T("The endpoint of a static model does not answer", "静态模型的端点没有应答"),
-        "The opponent endpoint http://127.0.0.1:… failed: …",
+        "[ajet] the static endpoint http://127.0.0.1:…/v1 does not answer (…); trying again for 600 s a call. Start it, or correct its address.",
         T("Start it, or correct `big_external_opponent_llm_url`. Such games are void, never a reward.",
           "启动它，或改正 `big_external_opponent_llm_url`。这样的对局作废，不会变成奖励。"),
     ),
     Row(
         "opponent's key", "script", T("The endpoint of a static model refuses the key", "静态模型的端点拒绝密钥"),
-        "The opponent endpoint http://127.0.0.1:… failed: … HTTP 401",
+        "The static endpoint http://127.0.0.1:…/v1 failed (Refused: HTTP 401 invalid_api_key: Incorrect API key provided) after 0 failed tries. The game is void. Set AJET_OPPONENT_API_KEY to its key.",
         T("`export AJET_OPPONENT_API_KEY=…`.", "`export AJET_OPPONENT_API_KEY=…`。"),
     ),
 ]  # fmt: skip

@@ -18,12 +18,8 @@ DEFAULT_PORT = 10086
 
 def unreachable(server_url: str, cause: BaseException) -> str:
     """What to do about ``cause``, the last failure to get an answer from ``server_url``."""
-    through = proxy_of(server_url)
-    if through is not None:
-        return (
-            f"The way there leads through the proxy {through}, which the environment names. If the server is to be reached "
-            f"directly: export NO_PROXY={urlsplit(server_url).hostname}."
-        )
+    if (through := _through(server_url)) is not None:
+        return through
     said = f"{cause} {cause.__cause__}"
     if isinstance(cause.__cause__, ConnectionRefusedError) or "refused" in said:
         return f"Nothing listens there. Start the server ({start_command(server_url)}), or correct the address."
@@ -67,10 +63,17 @@ def no_swarm_server(server_url: str, call: object, status: int, body: Any) -> st
     if isinstance(body, dict) and isinstance(body.get("error"), dict) and body["error"].get("message"):
         return None
     text = f"{server_url} answered {call} with HTTP {status}, and not as a swarm server does. "
-    through = proxy_of(server_url)
-    if through is not None:
-        return f"{text}The way there leads through the proxy {through}; to go around it: export NO_PROXY={urlsplit(server_url).hostname}."
-    return f"{text}Another program listens there: correct the address or its port."
+    return text + (_through(server_url) or "Another program listens there: correct the address or its port.")
+
+
+def _through(server_url: str) -> str | None:
+    proxy = proxy_of(server_url)
+    if proxy is None:
+        return None
+    return (
+        f"The way there leads through the proxy {proxy}, which the environment names. If the server is to be reached "
+        f"directly: export NO_PROXY={urlsplit(server_url).hostname}."
+    )
 
 
 def other_version(server_version: str) -> str:

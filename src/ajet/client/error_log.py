@@ -7,7 +7,7 @@ import threading
 import traceback
 from collections import Counter
 
-from ajet.schema.uncaught import SHOWN
+from ajet.schema.uncaught import SHOWN, plainly
 
 
 class ErrorLog:
@@ -23,12 +23,15 @@ class ErrorLog:
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
         signature = f"{type(error).__name__} at {place}"
-        setattr(error, SHOWN, True)  # this one, or its like
         with self._lock:
             self._failures[signature] += 1
             if self._failures[signature] > 1:
+                setattr(error, SHOWN, True)  # its like was
                 return
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        text = plainly(error, error.__traceback__)
+        if text is None:
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        setattr(error, SHOWN, True)
         _print(f"a rollout failed; the same error is counted, not shown again:\n{text}")
 
     def tell_once(self, kind: str, text: str) -> None:

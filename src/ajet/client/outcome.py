@@ -9,6 +9,7 @@ from enum import Enum
 
 from ajet.schema.errors import (
     AjetError,
+    EndpointRefused,
     EngineFailed,
     EngineUnavailable,
     EpisodeGone,
@@ -75,6 +76,8 @@ def _verdict(error: BaseException) -> Outcome:
         return Outcome.FATAL
     if isinstance(error, (ServerUnreachable, EngineUnavailable)):
         return Outcome.UNREACHABLE
+    if isinstance(error, EndpointRefused):
+        return Outcome.BUG
     if isinstance(error, (InfrastructureFault, EpisodeGone, ConnectionError, TimeoutError)):
         return Outcome.WEATHER
     if isinstance(error, AjetError):

@@ -175,6 +175,12 @@ class EpisodesParted(AjetError):
     code = "episodes_parted"
 
 
+class EndpointRefused(InfrastructureFault):
+    """Another endpoint refuses our key, or does not know what is asked for; trying again does not cure that."""
+
+    retryable = False
+
+
 def _all_subclasses(cls: type[AjetError]) -> list[type[AjetError]]:
     found: list[type[AjetError]] = []
     for sub in cls.__subclasses__():

@@ -53,6 +53,7 @@ class CircuitBreaker:
         self._open_s = open_s
         self._since = self._until = 0.0
         self._cause = ""
+        self._told = False
 
     @property
     def state(self) -> State:
@@ -83,6 +84,7 @@ class CircuitBreaker:
     def leave(self, probe: bool, works: bool | None, cause: str = "") -> None:
         """How a call that :meth:`enter` let through ended: ``works`` None where it was given up without an answer."""
         with self._lock:
+            self._told = self._told and not works
             if probe:
                 self._probed(works, cause)
             elif self._state == "closed" and works is not None:
@@ -90,6 +92,12 @@ class CircuitBreaker:
                 if self._in_a_row >= self._limit:
                     self._since = self._clock()
                     self._open(cause)
+
+    def first_trouble(self) -> bool:
+        """True once after each time that the endpoint worked: whether a failure is still to be told of."""
+        with self._lock:
+            told, self._told = self._told, True
+            return not told
 
     def words(self) -> str:
         """What the state is and why, for an error; empty while the circuit is closed."""

@@ -21,6 +21,7 @@ import asyncio
 import json
 import math
 import random
+import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -33,8 +34,15 @@ from ajet.envs.werewolves.breaker import CircuitBreaker, CircuitOpen
 from ajet.envs.werewolves.limits import Gate, RateLimiter
 from ajet.envs.werewolves.traffic import Traffic
 from ajet.envs.werewolves.usage import Prices, Usage
-from ajet.schema.errors import ContextLengthExceeded, InfrastructureFault
+from ajet.schema.errors import ContextLengthExceeded, EndpointRefused, InfrastructureFault
 
+POLICY = "policy"
+"""What messages call the model in training."""
+_ADVICE = {
+    401: "Set AJET_OPPONENT_API_KEY to its key.",
+    403: "Set AJET_OPPONENT_API_KEY to a key that may use this model.",
+    404: "Correct its address (it ends in /v1) or the model's name.",
+}
 POLICY_TIMEOUT_S = 3600.0
 STATIC_TIMEOUT_S = 120.0
 FIRST_WAIT_S = 0.5
@@ -109,7 +117,7 @@ class Endpoint:
     rate_wait_s: float = 0.0
     """Seconds that calls waited for their turn, so far."""
     usage: Usage = field(default_factory=Usage)
-    name: str = "policy"
+    name: str = POLICY
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     clock: Callable[[], float] = time.monotonic
     traffic: Traffic = field(default_factory=Traffic)
@@ -168,6 +176,7 @@ class Endpoint:
             except (NoAnswer, NoCompletion) as error:
                 hint, cause = None, error
                 self.retries += 1
+                self._tell_of(error)
             except CircuitOpen as error:
                 hint, cause = error.retry_in, error
                 self.refused += 1
@@ -262,10 +271,21 @@ class Endpoint:
     def _fault(self, cause: Exception) -> InfrastructureFault:
         circuit = self.breaker.words() if self.breaker is not None else ""
         words = "its circuit is open" if isinstance(cause, CircuitOpen) else _words(cause)
-        return InfrastructureFault(
+        advice = _ADVICE.get(cause.status, "") if isinstance(cause, Refused) and self.name != POLICY else ""
+        kind = EndpointRefused if advice else InfrastructureFault
+        return kind(
             f"The {self.name} endpoint {self.base_url} failed ({words}) after {self.retries} failed tries. "
-            f"{circuit + ' ' if circuit else ''}The game is void."
+            f"{circuit + ' ' if circuit else ''}The game is void.{' ' + advice if advice else ''}"
         )
+
+    def _tell_of(self, error: Exception) -> None:
+        """Say once, until it works again, that an endpoint of somebody else's is not there; it is waited for meanwhile."""
+        if self.breaker is not None and self.breaker.first_trouble():
+            print(
+                f"[ajet] the {self.name} endpoint {self.base_url} does not answer ({_words(error)}); trying again for "
+                f"{self.budget_s:g} s a call. Start it, or correct its address.",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
 
 
 def _words(cause: Exception) -> str:
