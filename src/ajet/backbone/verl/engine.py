@@ -20,6 +20,7 @@ from ajet.backbone.protocol import BackboneInfo, StepResult
 from ajet.backbone.verl import mapping
 from ajet.backbone.verl.cluster import Cluster
 from ajet.backbone.verl.rollout import Rollout
+from ajet.backbone.verl.sampling import check_sampler
 from ajet.backbone.verl.trainer import Trainer
 from ajet.backbone.verl.watch import Watch
 from ajet.default_config.schema import AjetConfig
@@ -49,6 +50,7 @@ class Engine:
         self.max_len = min(config.rollout.max_model_len, int(described.get("max_position_embeddings", 2**31)))
         config.rollout.max_model_len = self.max_len
         self.host = resolve_host(config)
+        check_sampler(config, self.host)
         self.cluster: Any = None
         self.trainer: Any = None
         self.rollout: Any = None

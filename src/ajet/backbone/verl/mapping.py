@@ -65,7 +65,8 @@ def _mixed(config: AjetConfig, host: Host) -> dict[str, str]:
     return {"param_dtype": short, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
-def _rollout_name(config: AjetConfig, host: Host) -> str:
+def rollout_name(config: AjetConfig, host: Host) -> str:
+    """Of the sampler, by verl's registry."""
     name = config.rollout.name
     return (REPLICA if host.cpu else "vllm") if name in ("auto", "embedded") else name
 
@@ -83,7 +84,7 @@ TABLE: tuple[Rule, ...] = (
     Rule("model.dtype", (f"{A}.fsdp_config.dtype", f"{REF}.fsdp_config.dtype", f"{R}.dtype"), dtype_name,
          "auto: bfloat16 on GPUs, float32 on CPUs; master weights stay float32"),
     Rule("model.dtype", (f"+{A}.fsdp_config.mixed_precision", f"+{REF}.fsdp_config.mixed_precision"), _mixed),
-    Rule("rollout.name", (f"{R}.name",), _rollout_name, f"auto: vllm on GPUs, {REPLICA} on CPUs"),
+    Rule("rollout.name", (f"{R}.name",), rollout_name, f"auto: vllm on GPUs, {REPLICA} on CPUs"),
     Rule("rollout.temperature", (f"{R}.temperature",), lambda c, h: c.rollout.temperature,
          "each call brings its own"),
     Rule("rollout.max_num_seqs", (f"{R}.max_num_seqs",), lambda c, h: c.rollout.max_num_seqs),

@@ -16,10 +16,10 @@ from typing import Any
 from ajet.backbone.embedded.request import check_sampling
 from ajet.backbone.protocol import Chunk, ModelName, Sampling
 from ajet.backbone.verl.mapping import REPLICA
+from ajet.backbone.verl.sampling import check_exact, params
 from ajet.schema.errors import ContextLengthExceeded, InvalidRequest
 
 _engine_id: contextvars.ContextVar[str] = contextvars.ContextVar("engine_id")
-_SEED_STRIDE = 1_000_003
 
 
 class Rollout:
@@ -96,7 +96,7 @@ class Rollout:
                     answer = await self._client.generate(
                         session,
                         prompt_ids=ids + out,
-                        sampling_params=self._params(sampling, limit - len(out), part),
+                        sampling_params=params(self._name, sampling, limit - len(out), part),
                         **extra,
                     )
                 except asyncio.CancelledError:
@@ -115,11 +115,16 @@ class Rollout:
         return Chunk(out, logprobs, versions, [], "stop" if stopped else "length")
 
     @property
+    def _name(self) -> str:
+        return self._tree.actor_rollout_ref.rollout.name
+
+    @property
     def _replica_is_ours(self) -> bool:
-        return self._tree.actor_rollout_ref.rollout.name == REPLICA
+        return self._name == REPLICA
 
     def _check(self, ids: list[int], sampling: Sampling, model: ModelName) -> None:
         check_sampling(sampling)
+        check_exact(self._name, sampling)
         if not ids:
             raise InvalidRequest("The prompt has no tokens: send at least one.", param="prompt")
         if len(ids) >= self._max_len:
@@ -143,18 +148,11 @@ class Rollout:
                 "the static players that address.", param="model",
             )  # fmt: skip
 
-    @staticmethod
-    def _params(sampling: Sampling, room: int, part: int) -> dict[str, Any]:
-        params: dict[str, Any] = {
-            "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k or -1,
-            "max_tokens": room, "logprobs": True, "ignore_eos": sampling.ignore_eos,
-            "stop_token_ids": list(sampling.stop_token_ids),
-        }  # fmt: skip
-        if sampling.seed is not None:
-            params["seed"] = (sampling.seed + _SEED_STRIDE * part) % 2**31
-        return params
-
     def _abort(self, engine_id: str) -> None:
+        if (
+            self._name == "sglang"
+        ):  # verl's server for it cannot end one request: it runs on, and its answer is not read
+            return
         for replica in self._manager.get_replicas():
             for server in replica.servers:
                 server.abort_request.remote(engine_id)
