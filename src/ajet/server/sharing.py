@@ -327,12 +327,13 @@ class Sharing:
     def _coming(self, share: str) -> int:
         """Groups of ``share`` that are complete, or will be when what is open has ended."""
         repeat = self.pool.num_repeat
-        own = [group for group in self.pool.complete() if group.share == share]
-        complete = len(own) if self.pool.rule == EPISODES else len({group.key for group in own})
+        eligible = self.pool.eligible()
+        there = set() if self.pool.rule == EPISODES else {g.key for groups in eligible.values() for g in groups}
+        complete, space = len(eligible.get(share, ())), task_space(share)
         playing = self._playing[share]
         tasks = {task for task in playing if task is not None}
         tasks |= {group.task for group in self.pool.partial() if group.share == share}
-        filling = sum(self._begun(share, task) >= repeat for task in tasks)
+        filling = sum((space, task) not in there and self._begun(share, task) >= repeat for task in tasks)
         return complete + filling + playing[None] // repeat
 
     # ── reads ────────────────────────────────────────────────────────────────────────────────────────────────────
