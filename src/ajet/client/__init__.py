@@ -16,7 +16,7 @@ from ajet.client.episode import AsyncEpisode, Episode
 from ajet.client.executor import PeriodicDrainThreadPoolExecutor
 from ajet.client.finish import StopTraining
 from ajet.client.swarm_client import SwarmClient
-from ajet.schema.wire import SwarmThrottlePolicy
+from ajet.schema.throttle import SwarmThrottlePolicy
 
 __all__ = [
     "AsyncDebugSwarmClient",

@@ -206,6 +206,9 @@ class Sharing:
             if kept_open.lease.kind == "train":
                 self.enter(kept_open.lease.episode, kept_open.lease.share, kept_open.lease.task)
         for one in restored.participants:
+            if not one.present and one.agreed < self.next_step():
+                self._write(ClientSet(one.client, (), 0, False))  # an agreement that was used, of a client that left
+                continue
             self.roster.restore(one.client, one.shares, one.agreed, one.present, self.now())
 
     # ── agreement ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ajet.pool.groups import EPISODES, TASKS, Finished, GroupPool
 from ajet.pool.leases import LeaseBook
 from ajet.pool.roster import Roster
-from ajet.schema.wire import BeginRequest, SwarmThrottlePolicy
+from ajet.schema.throttle import SwarmThrottlePolicy
+from ajet.schema.wire import BeginRequest
 from ajet.server.sharing import HELD, Sharing
 
 
