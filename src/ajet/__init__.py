@@ -23,7 +23,7 @@ _HOMES = {
     "PeriodicDrainThreadPoolExecutor": "ajet.client",
     "RouterTaskReader": "ajet.task_reader",
     "SwarmClient": "ajet.client",
-    "SwarmThrottlePolicy": "ajet.schema.wire",
+    "SwarmThrottlePolicy": "ajet.schema.throttle",
     "Task": "ajet.schema.task",
     "Workflow": "ajet.schema.task",
     "WorkflowOutput": "ajet.schema.task",

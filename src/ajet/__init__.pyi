@@ -14,7 +14,7 @@ from ajet.schema.task import Task as Task
 from ajet.schema.task import Workflow as Workflow
 from ajet.schema.task import WorkflowOutput as WorkflowOutput
 from ajet.schema.task import WorkflowTask as WorkflowTask
-from ajet.schema.wire import SwarmThrottlePolicy as SwarmThrottlePolicy
+from ajet.schema.throttle import SwarmThrottlePolicy as SwarmThrottlePolicy
 from ajet.task_reader import RouterTaskReader as RouterTaskReader
 
 __version__: str

@@ -68,7 +68,7 @@ def impatient(case):
         case.body["wait_s"] = 0.01
     if case.query:
         case.query = {**case.query, "wait_s": 0} if case.query.get("wait_s") not in (None, "") else case.query
-        if "wait_s" not in case.query and ("wait_state" in case.query or "wait_step" in case.query):
+        if "wait_s" not in case.query and {"wait_state", "wait_step", "wait_batch"} & set(case.query):
             case.query["wait_s"] = 0
     return case
 

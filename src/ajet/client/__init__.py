@@ -18,7 +18,7 @@ from ajet.client.finish import StopTraining
 from ajet.client.multi_model import MultiModelEpisode, begin_episodes
 from ajet.client.several import start_engines
 from ajet.client.swarm_client import SwarmClient
-from ajet.schema.wire import SwarmThrottlePolicy
+from ajet.schema.throttle import SwarmThrottlePolicy
 
 __all__ = [
     "AsyncDebugSwarmClient",

@@ -25,7 +25,8 @@ from ajet.client.weight_sync import Callback, WeightSyncCallbacks, arguments
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import AjetError, ConfigError, EpisodeGone, TrainingFinished
 from ajet.schema.task import Task, WorkflowOutput
-from ajet.schema.wire import EngineState, SwarmThrottlePolicy
+from ajet.schema.throttle import SwarmThrottlePolicy
+from ajet.schema.wire import EngineState
 
 if TYPE_CHECKING:
     from ajet.copilot.job import AgentJetJob

@@ -34,6 +34,7 @@ from ajet.schema.errors import (
     error_from_body,
 )
 from ajet.schema.task import Task, WorkflowOutput
+from ajet.schema.throttle import SwarmThrottlePolicy
 from ajet.schema.wire import (
     AbortRequest,
     AgreeAnswer,
@@ -49,7 +50,6 @@ from ajet.schema.wire import (
     JobRequest,
     NotYet,
     Status,
-    SwarmThrottlePolicy,
 )
 
 API = "/swarm/v1"

@@ -9,7 +9,7 @@ BAR_WIDTH = 24
 
 def rollout_stat(status: dict[str, Any]) -> dict[str, Any]:
     """The parts of a status that concern collection."""
-    keys = ("state", "step", "total_steps", "policy_version", "pool", "leases", "drops", "warnings")
+    keys = ("state", "step", "total_steps", "policy_version", "pool", "leases", "drops", "held", "shares", "eval", "warnings")
     return {key: status.get(key) for key in keys}
 
 
@@ -30,6 +30,14 @@ def rollout_text(stat: dict[str, Any]) -> str:
     drops = stat.get("drops") or {}
     if drops:
         lines.append("dropped: " + ", ".join(f"{reason} {count}" for reason, count in sorted(drops.items())))
+    shares = stat.get("shares") or []
+    if shares:
+        lines.append(
+            "shares: " + ", ".join(f"{s['share'] or 'others'} {s['ready']}/{s['seats']} groups" for s in shares)
+        )
+    evals = stat.get("eval") or {}
+    if evals.get("episodes"):
+        lines.append(f"eval: {evals['episodes']} episodes, mean reward {evals['reward']:.3f}")
     lines += [f"warning: {text}" for text in stat.get("warnings") or []]
     return "\n".join(lines)
 

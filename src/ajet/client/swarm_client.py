@@ -24,11 +24,12 @@ from ajet.client.report import rollout_stat, rollout_text
 from ajet.client.scope import current_scope
 from ajet.client.settings import DEFAULT_POOL_SIZE, DEFAULT_RETRY_BUDGET_S, Settings
 from ajet.client.several import start_engines
-from ajet.client.weight_sync import Callback, WeightSyncCallbacks, arguments
+from ajet.client.weight_sync import Ask, Callback, WeightSyncCallbacks, watch
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import AjetError, ConfigError, EpisodeGone, TrainingFinished
 from ajet.schema.task import Task, WorkflowOutput
-from ajet.schema.wire import EngineState, SwarmThrottlePolicy
+from ajet.schema.throttle import SwarmThrottlePolicy
+from ajet.schema.wire import EngineState
 
 if TYPE_CHECKING:
     from ajet.client.transport import BlockingTransport
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 EXIT_BUDGET_S = 2.0
-WATCH_RETRY_S = 1.0
 
 
 def drive(operation: Operation[T], transport: BlockingTransport, closed: threading.Event) -> T:
@@ -290,7 +290,7 @@ class SwarmClient:
         begin while the server cannot be reached are told when it can, in order. A forked child tells nobody.
         """
         if self._on_update.add(callback, self.get_status()):
-            watch_updates(self._operations, self._settings, self._on_update, self._closed)
+            watch(self._on_update, _update_asker(self._operations, self._settings, self._closed), self._closed)
 
     # ── reads ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -396,32 +396,21 @@ def _beater(operations: Operations, transport: BlockingTransport, closed: thread
     return beat
 
 
-def watch_updates(
-    operations: Operations, settings: Settings, callbacks: WeightSyncCallbacks, closed: threading.Event
-) -> None:
-    """Start the thread that waits for updates and tells of them, until the client is closed."""
+def _update_asker(operations: Operations, settings: Settings, closed: threading.Event) -> Ask:
+    """Asks for a status over a connection of its own; None where there is no answer."""
     from ajet.client.transport import BlockingTransport
 
     transport = BlockingTransport(settings.server_url, settings.api_key, 1)
 
-    def run() -> None:
-        while not closed.is_set():
-            try:
-                status = drive(operations.status(**callbacks.waits_for, wait_s=LONG_POLL_S), transport, closed)
-            except (AjetError, ConnectionFault) as err:
+    def ask(waits_for: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            return drive(operations.status(**waits_for, wait_s=LONG_POLL_S), transport, closed)
+        except (AjetError, ConnectionFault) as err:
+            if not closed.is_set():
                 operations.notice(f"updates cannot be watched just now ({err}); trying again")
-                closed.wait(WATCH_RETRY_S)
-                continue
-            for callback, step in callbacks.due(status):
-                if closed.is_set():
-                    break
-                try:
-                    callback(*arguments(callback, step))
-                except Exception as err:  # the user's code: shown, and borne
-                    callbacks.failed(callback, step, err)
-        transport.close()
+            return None
 
-    threading.Thread(target=run, name="ajet-weight-sync", daemon=True).start()
+    return ask
 
 
 def _close(

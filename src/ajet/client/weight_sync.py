@@ -18,6 +18,9 @@ from typing import Any
 from ajet.schema.wire import EngineState
 
 Callback = Callable[..., Any]
+Ask = Callable[[dict[str, Any]], "dict[str, Any] | None"]
+"""What a status is to be waited for with → the status; None where there was no answer."""
+WATCH_RETRY_S = 1.0
 
 
 class WeightSyncCallbacks:
@@ -90,3 +93,23 @@ def arguments(callback: Callback, step: int) -> tuple[int, ...]:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     demanded = [p for p in parameters if p.kind in positional and p.default is inspect.Parameter.empty]
     return (step,) if demanded else ()
+
+
+def watch(callbacks: WeightSyncCallbacks, ask: Ask, closed: threading.Event) -> None:
+    """Start the thread that waits for updates and tells of them, until ``closed``."""
+
+    def run() -> None:
+        while not closed.is_set():
+            status = ask(callbacks.waits_for)
+            if status is None:
+                closed.wait(WATCH_RETRY_S)
+                continue
+            for callback, step in callbacks.due(status):
+                if closed.is_set():
+                    return
+                try:
+                    callback(*arguments(callback, step))
+                except Exception as err:  # the user's code: shown, and borne
+                    callbacks.failed(callback, step, err)
+
+    threading.Thread(target=run, name="ajet-weight-sync", daemon=True).start()

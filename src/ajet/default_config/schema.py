@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ajet.schema.wire import ShareName
+from ajet.schema.throttle import ShareName
 
 BUILTIN_MODEL = "ajet-tiny-werewolves"
 """Name of the model that ships inside the package (trains on a CPU)."""

@@ -243,9 +243,9 @@ class GroupPool:
 
     def composition(self, moment: Moment, now: float) -> Composition:
         """How the next batch is divided, as far as can be said now."""
-        return self._compose(self._eligible(), moment, now)
+        return self._compose(self.eligible(), moment, now)
 
-    def _eligible(self) -> dict[str, list[Group]]:
+    def eligible(self) -> dict[str, list[Group]]:
         """Share → complete groups that the next batch may hold, in order."""
         found: dict[str, list[Group]] = {}
         tasks: set[tuple[str, str]] = set()
@@ -276,7 +276,7 @@ class GroupPool:
     def _selected(self, moment: Moment, now: float) -> Batch | None:
         if self.rule in AGREE_RULES:
             return Batch(tuple(self._complete)) if moment.agreed and self._complete else None
-        eligible = self._eligible()
+        eligible = self.eligible()
         composed = self._compose(eligible, moment, now)
         if composed.missing or sum(composed.seats.values()) < self.batch_size:
             return None

@@ -206,6 +206,9 @@ class Sharing:
             if kept_open.lease.kind == "train":
                 self.enter(kept_open.lease.episode, kept_open.lease.share, kept_open.lease.task)
         for one in restored.participants:
+            if not one.present and one.agreed < self.next_step():
+                self._write(ClientSet(one.client, (), 0, False))  # an agreement that was used, of a client that left
+                continue
             self.roster.restore(one.client, one.shares, one.agreed, one.present, self.now())
 
     # ── agreement ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -327,12 +330,13 @@ class Sharing:
     def _coming(self, share: str) -> int:
         """Groups of ``share`` that are complete, or will be when what is open has ended."""
         repeat = self.pool.num_repeat
-        own = [group for group in self.pool.complete() if group.share == share]
-        complete = len(own) if self.pool.rule == EPISODES else len({group.key for group in own})
+        eligible = self.pool.eligible()
+        there = set() if self.pool.rule == EPISODES else {g.key for groups in eligible.values() for g in groups}
+        complete, space = len(eligible.get(share, ())), task_space(share)
         playing = self._playing[share]
         tasks = {task for task in playing if task is not None}
         tasks |= {group.task for group in self.pool.partial() if group.share == share}
-        filling = sum(self._begun(share, task) >= repeat for task in tasks)
+        filling = sum((space, task) not in there and self._begun(share, task) >= repeat for task in tasks)
         return complete + filling + playing[None] // repeat
 
     # ── reads ────────────────────────────────────────────────────────────────────────────────────────────────────

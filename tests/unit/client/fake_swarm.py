@@ -37,6 +37,12 @@ class FakeSwarm:
         self.state = "ROLLING"
         self.failure: str | None = None
         self.step = 0
+        self.batch_step = 0
+        self.experiment_dir: str | None = "/exp"
+        self.num_repeat = 4
+        self.beat_s: float | None = None
+        self.agreements: list[dict[str, Any]] = []
+        self.goodbyes: list[str] = []
         self.job: dict[str, Any] | None = None
         self.capacity = 10_000
         self.finish_after: int | None = None
@@ -97,12 +103,19 @@ class FakeSwarm:
             self.status_queries.append(query)
             wanted = query.get("wait_state", "").split(",")
             if query.get("wait_s"):
-                self.lock.wait_for(lambda: self.state in [*wanted, "FAILED"], min(float(query["wait_s"]), 5.0))
+                batch = int(query.get("wait_batch", 1 << 30))
+                self.lock.wait_for(
+                    lambda: self.state in [*wanted, "FAILED"] or self.batch_step >= batch,
+                    min(float(query["wait_s"]), 5.0),
+                )
             return 200, {
                 "state": self.state,
                 "since": 0.0,
                 "failure": self.failure,
                 "step": self.step,
+                "batch_step": self.batch_step,
+                "experiment_dir": self.experiment_dir,
+                "pool": {"rule": "r", "num_repeat": self.num_repeat},
                 "total_steps": 25,
             }
         if (method, route) == ("PUT", "/job"):
@@ -125,7 +138,12 @@ class FakeSwarm:
             return 200, {"episodes": [{"episode_id": e} for e in sorted(self.open)], "total": len(self.open)}
         if (method, route) == ("POST", "/episodes"):
             return self.begin(body)
+        if route == "/agree":
+            self.agreements.append(body)
+            return 200, {"step": body["step"], "counted": True, "agreed": [body["client_id"]]}
         if route == "/heartbeat":
+            if body.get("leaving"):
+                self.goodbyes.append(body["client_id"])
             self.beats.append((time.monotonic(), body["episodes"]))
             gone = {e: self.gone_reason(e) for e in body["episodes"] if e not in self.open}
             return 200, {"alive": len(self.open), "gone": gone, "state": self.state, "policy_version": 0}
@@ -155,6 +173,7 @@ class FakeSwarm:
         return 201, {
             "episode_id": episode, "api_key": f"ajet-ep.{episode}.sig", "base_url": "http://inside:1/v1",
             "kind": body["kind"], "policy_version": 0, "discard_episode_timeout": body["discard_episode_timeout"],
+            "beat_s": self.beat_s,
         }  # fmt: skip
 
     def check(self, episode: str, body: dict[str, Any]) -> tuple[int, Any]:
