@@ -11,7 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from openai import OpenAI
 
-PROMPT = "Vote. Team: none. Suspects: Player2 Player3 Player5 Player7."
+SITUATION = (
+    "Day 2. You are Player1, villager.\nClaims: none\nAccused: none\nOthers: Player2 Player3 Player5 Player7\nVote."
+)
+MESSAGES = [{"role": "system", "content": "Play werewolf."}, {"role": "user", "content": SITUATION}]
 
 
 def main() -> None:
@@ -23,7 +26,7 @@ def main() -> None:
     with OpenAI(base_url=args.base_url, api_key=os.environ.get("AJET_PASSIVE_KEY", "any"), max_retries=5) as client:
 
         def ask(_: int) -> str:
-            answer = client.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": PROMPT}])
+            answer = client.chat.completions.create(model="gpt-x", messages=MESSAGES)
             return answer.choices[0].message.content or ""
 
         with ThreadPoolExecutor(8) as pool:
