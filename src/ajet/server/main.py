@@ -41,6 +41,7 @@ def serve(
     config: Path | str | None = None,
     *,
     limits: Limits | None = None,
+    log_dir: Path | None = None,
     backbone_factory: Callable[[AjetConfig], Backbone] | None = None,
     on_listening: Callable[[str], None] | None = None,
     **app_options: Any,
@@ -50,6 +51,7 @@ def serve(
     Args:
         port: 0 chooses a free one; ``on_listening`` is told the URL.
         config: a job to start at once, unless one is resumed.
+        log_dir: of ``server.log``; None: the running experiment's folder, and ``exp_dir`` while there is none.
         backbone_factory, app_options: see :func:`create_app`.
 
     Raises:
@@ -57,12 +59,15 @@ def serve(
     """
     settings = ServerSettings(host=host, port=port, exp_dir=Path(exp_dir))
     _wait_for_room(settings)
-    logs.set_up(settings.exp_dir / "server.log")
+    if log_dir is not None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    logs.set_up((log_dir or settings.exp_dir) / "server.log")
     listener = _listen(host, port)
     bound = listener.getsockname()[1]
     settings = ServerSettings(host=host, port=bound, exp_dir=Path(exp_dir), limits=_with_open_files(limits or Limits()))
     app = create_app(settings, backbone_factory, **app_options)
-    app.engine.on_open = lambda folder: logs.set_up(folder / "server.log")
+    if log_dir is None:
+        app.engine.on_open = lambda folder: logs.set_up(folder / "server.log")
     if config is not None and not app.engine.resume():
         app.engine.put_job(_job_of(Path(config)))
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
