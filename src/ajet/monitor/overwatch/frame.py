@@ -88,6 +88,7 @@ def _top(view: View, status: Status, width: int, room: Room) -> list[Text]:
         *_checkpoint(view, status, width, room),
         *_disk(view, status, width, room),
         *_work(status, width, room),
+        *_trackers(status, width, room),
     ]
 
 
@@ -237,3 +238,16 @@ def _work(status: Status, width: int, room: Room) -> list[Text]:
     return parts("speed", pieces, width, room.line) + parts(
         "dropped", drops or [Text("nothing", DIM)], width, room.drops, count_rest=True
     )
+
+
+def _trackers(status: Status, width: int, room: Room) -> list[Text]:
+    """How far each is. In the tightest room the warning about one that fails has to do."""
+    if room.message <= 1:
+        return []
+    pieces: list[Part] = [
+        Text(f"{tracker.name} fails ({tracker.failures}×), at step {tracker.step}", CARE)
+        if tracker.error
+        else f"{tracker.name} at step {tracker.step}"
+        for tracker in status.trackers
+    ]
+    return parts("trackers", pieces, width, room.line) if pieces else []
