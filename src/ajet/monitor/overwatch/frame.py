@@ -151,7 +151,8 @@ def _state(view: View, status: Status, width: int, room: Room) -> list[Text]:
     )
     if status.failure:
         lines += message("failure", status.failure, width, room.message, TROUBLE)
-    if status.last_error and status.last_error != status.failure:
+    # A refused checkpoint is told under its own head.
+    if status.last_error and status.last_error not in (status.failure, f"Checkpoint: {status.checkpoint.error}"):
         lines += message("last error", status.last_error, width, room.message, "red")
     shown = status.warnings if room is ALL else status.warnings[-1:]
     for n, warning in enumerate(shown):
