@@ -45,6 +45,9 @@ def start(
     config: Annotated[
         Path | None, typer.Option(help="Start the engine with this job at once.", exists=True, dir_okay=False)
     ] = None,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the server's log; default: beside what it tells of.", file_okay=False)
+    ] = None,
 ) -> None:
     """Start a swarm server. A job that was running in --exp-dir is resumed by itself."""
     try:
@@ -53,7 +56,7 @@ def start(
         raise AjetError(
             f"The server is not installed ({err.name} is missing). Run: pip install 'agentjet[server]'"
         ) from err
-    serve(host=host, port=swarm_port, exp_dir=exp_dir, config=config)
+    serve(host=host, port=swarm_port, exp_dir=exp_dir, config=config, log_dir=log_dir)
 
 
 @demo_app.command("werewolves")

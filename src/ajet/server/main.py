@@ -46,6 +46,7 @@ def serve(
     config: Path | str | None = None,
     *,
     limits: Limits | None = None,
+    log_dir: Path | None = None,
     backbone_factory: Callable[[AjetConfig], Backbone] | None = None,
     on_listening: Callable[[str], None] | None = None,
     **app_options: Any,
@@ -55,6 +56,7 @@ def serve(
     Args:
         port: 0 chooses a free one; ``on_listening`` is told the URL.
         config: a job to start at once, unless one is resumed.
+        log_dir: of ``server.log``; None: the running experiment's folder, and ``exp_dir`` while there is none.
         backbone_factory, app_options: see :func:`create_app`.
 
     Raises:
@@ -67,11 +69,14 @@ def serve(
     listener = _listen(host, port)
     # Held as long as the process lives: two servers would note what they run, and make keys, in the same files.
     lock = _alone(settings)
-    logs.set_up(settings.exp_dir / "server.log")
+    if log_dir is not None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    logs.set_up((log_dir or settings.exp_dir) / "server.log")
     bound = listener.getsockname()[1]
     settings = ServerSettings(host=host, port=bound, exp_dir=Path(exp_dir), limits=_with_open_files(limits or Limits()))
     app = create_app(settings, backbone_factory, **app_options)
-    app.engine.on_open = lambda folder: logs.set_up(folder / "server.log")
+    if log_dir is None:
+        app.engine.on_open = lambda folder: logs.set_up(folder / "server.log")
     if job is not None and not app.engine.resume():
         app.engine.put_job(job.model_dump(mode="json"))
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"

@@ -88,6 +88,7 @@ def _top(view: View, status: Status, width: int, room: Room) -> list[Text]:
         *_checkpoint(view, status, width, room),
         *_disk(view, status, width, room),
         *_work(status, width, room),
+        *_trackers(status, width, room),
     ]
 
 
@@ -150,7 +151,8 @@ def _state(view: View, status: Status, width: int, room: Room) -> list[Text]:
     )
     if status.failure:
         lines += message("failure", status.failure, width, room.message, TROUBLE)
-    if status.last_error and status.last_error != status.failure:
+    # A refused checkpoint is told under its own head.
+    if status.last_error and status.last_error not in (status.failure, f"Checkpoint: {status.checkpoint.error}"):
         lines += message("last error", status.last_error, width, room.message, "red")
     shown = status.warnings if room is ALL else status.warnings[-1:]
     for n, warning in enumerate(shown):
@@ -237,3 +239,16 @@ def _work(status: Status, width: int, room: Room) -> list[Text]:
     return parts("speed", pieces, width, room.line) + parts(
         "dropped", drops or [Text("nothing", DIM)], width, room.drops, count_rest=True
     )
+
+
+def _trackers(status: Status, width: int, room: Room) -> list[Text]:
+    """How far each is. In the tightest room the warning about one that fails has to do."""
+    if room.message <= 1:
+        return []
+    pieces: list[Part] = [
+        Text(f"{tracker.name} fails ({tracker.failures}×), at step {tracker.step}", CARE)
+        if tracker.error
+        else f"{tracker.name} at step {tracker.step}"
+        for tracker in status.trackers
+    ]
+    return parts("trackers", pieces, width, room.line) if pieces else []
