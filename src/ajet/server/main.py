@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,8 +75,9 @@ def serve(
     app.engine.on_open = lambda folder: logs.set_up(folder / "server.log")
     if job is not None and not app.engine.resume():
         app.engine.put_job(job.model_dump(mode="json"))
-    url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
     server = _Server(server_config(_Autostart(app) if config is not None else app, settings.limits))
+    server.listen_for_ctrl_c()
+    url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
     log.info("swarm server at %s, experiments in %s", url, settings.exp_dir)
     if app.keys.generated:
         log.info("admin key: set %s to the content of %s", KEY_VARIABLE, settings.data_dir / "admin.key")
@@ -91,6 +93,16 @@ def serve(
 
 class _Server(uvicorn.Server):
     """Ends orderly at the first signal, and at once at a second Ctrl-C: what was answered is in the journal."""
+
+    def listen_for_ctrl_c(self) -> None:
+        """From now on, and not only once it serves: an exception in the midst of a preparation may be lost."""
+
+        def early(sig: int, frame: FrameType | None) -> None:
+            if not self.started:
+                self.handle_exit(sig, frame)
+
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, early)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and sig == signal.SIGINT:
