@@ -23,7 +23,9 @@ for n in range(4):
     chat(api)
     client.end_episode(Task(task_id=str(n // 2)), episode, WorkflowOutput(reward=n % 2))
 """
-WEREWOLVES = START + """
+WEREWOLVES = (
+    START
+    + """
 SMALL.update(max_prompt_length=8000, max_response_length=8000, max_model_len=16000, experiment_name="opponents")
 client = SwarmClient(url, retry_budget_s=1)
 client.auto_sync_train_config_and_start_engine(AgentJetJob(**SMALL), force_restart=True)
@@ -38,6 +40,7 @@ with PeriodicDrainThreadPoolExecutor(workers=2, max_parallel=2) as executor:
     while not executor.finished:
         executor.submit_with_periodic_drain(fn=rollout, task=Task(task_id="t"))
 """
+)
 
 
 @pytest.fixture
@@ -76,7 +79,10 @@ def test_a_full_disk_is_told_of_and_waited_for(fresh: Callable[..., Server], tmp
     assert server.process is not None
     # A file may not grow: what a full disk comes to, for one process.
     grows = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
-    body = CLIENT + POST + f"""
+    body = (
+        CLIENT
+        + POST
+        + f"""
 import resource
 episode, api = client.begin_episode()
 chat(api)
@@ -84,6 +90,7 @@ resource.prlimit({server.process.pid}, resource.RLIMIT_FSIZE, (0, {grows[1]}))
 client.end_episode(Task(task_id="t"), episode, WorkflowOutput(reward=1.0))
 print("reported")
 """
+    )
     with running(python(script(tmp_path, body), server.url), tmp_path) as child:
         child.wait_for("no disk")
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, grows)
@@ -136,7 +143,8 @@ def test_ctrl_c_at_a_server_that_boots(tmp_path: Path) -> None:
         with running(python(script(tmp_path, CLIENT), f"http://127.0.0.1:{port}"), tmp_path) as client:
             child.wait_for("→ BOOTING")
             seen = child.interrupt()
-            print(client.interrupt())
+            left = client.end()
+    assert (left.code, left.output.count("Traceback")) == (1, 0), left.output
     assert "BOOTING → STOPPING" in seen.output
     assert "ROLLING" not in seen.output, "the boot is not waited for"
     assert (seen.code, seen.output.count("Traceback")) == (0, 0)
@@ -145,8 +153,13 @@ def test_ctrl_c_at_a_server_that_boots(tmp_path: Path) -> None:
 def test_ctrl_c_while_a_result_is_reported(fresh: Callable[..., Server], tmp_path: Path) -> None:
     server = fresh()
     assert server.process is not None
-    body = CLIENT + POST + "episode, api = client.begin_episode()\nchat(api)\nprint('played', flush=True)\nimport signal\n" + (
-        "signal.sigwait([signal.SIGUSR1])\nclient.end_episode(Task(task_id='t'), episode, WorkflowOutput(reward=1.0))"
+    body = (
+        CLIENT
+        + POST
+        + "episode, api = client.begin_episode()\nchat(api)\nprint('played', flush=True)\nimport signal\n"
+        + (
+            "signal.sigwait([signal.SIGUSR1])\nclient.end_episode(Task(task_id='t'), episode, WorkflowOutput(reward=1.0))"
+        )
     )
     body = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n" + body.lstrip()
     with running(python(script(tmp_path, body), server.url), tmp_path) as child:

@@ -64,7 +64,8 @@ def _refuse_other_kinds(directory: Path) -> None:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise ConfigError(
-            f"model.path: {directory / 'config.json'} cannot be read ({err}). Is the download whole?", param="model.path"
+            f"model.path: {directory / 'config.json'} cannot be read ({err}). Is the download whole?",
+            param="model.path",
         ) from err
     named = config.get("architectures") if isinstance(config, dict) else None
     kinds = [str(name) for name in named] if isinstance(named, list) else []

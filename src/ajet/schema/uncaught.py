@@ -52,7 +52,9 @@ def plainly(error: BaseException, trace: TracebackType | None) -> str | None:
     if not isinstance(error, AjetError) or not frames or not frames[-1].filename.startswith(_PACKAGE):
         return None
     theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
-    place = f"\n  raised for {theirs[-1].filename}:{theirs[-1].lineno}: {theirs[-1].line or ''}".rstrip() if theirs else ""
+    place = (
+        f"\n  raised for {theirs[-1].filename}:{theirs[-1].lineno}: {theirs[-1].line or ''}".rstrip() if theirs else ""
+    )
     return f"ajet: {error.message}{place}\n  ({DEBUG_VARIABLE}=1 shows the whole traceback.)"
 
 

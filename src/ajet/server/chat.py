@@ -16,7 +16,14 @@ from typing import Any
 from ajet.backbone.protocol import POLICY, BackboneDied, Sampling
 from ajet.pool.records import CallRecorded
 from ajet.schema.endpoint import EpisodeKey
-from ajet.schema.errors import AjetError, ContextLengthExceeded, EngineFailed, EngineUnavailable, InvalidRequest, RateLimited
+from ajet.schema.errors import (
+    AjetError,
+    ContextLengthExceeded,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    RateLimited,
+)
 from ajet.server.answers import Identity
 from ajet.server.chat_request import ChatRequest, check_sampling
 from ajet.server.engine import Engine

@@ -119,7 +119,11 @@ class Registry:
 
     @staticmethod
     def gone_error(done: Done) -> EpisodeGone:
-        what = "Its result stands: report each once." if done.how == "end" else "Nothing of it is trained: begin another one."
+        what = (
+            "Its result stands: report each once."
+            if done.how == "end"
+            else "Nothing of it is trained: begin another one."
+        )
         return EpisodeGone(f"{done.reason.rstrip('.')}. {what}", details={"fate": done.fate})
 
     async def fate(self, episode_id: str) -> Done:
@@ -128,7 +132,9 @@ class Registry:
         if done is None:
             record = await asyncio.to_thread(journal_read.episode, self.path, episode_id)
             if record is None:
-                raise NotFound(f"There is no episode {episode_id}. Name the id that begin_episode of this server returned.")
+                raise NotFound(
+                    f"There is no episode {episode_id}. Name the id that begin_episode of this server returned."
+                )
             if record.done is None:
                 raise EpisodeGone(f"Episode {episode_id} is not open.")
             done = record.done

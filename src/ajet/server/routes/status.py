@@ -47,7 +47,7 @@ async def status(request: Request) -> Response:
     if states or step is not None:
 
         def holds() -> bool:
-            return engine.state in states or (step is not None and engine.version >= step)
+            return engine.leaving or engine.state in states or (step is not None and engine.version >= step)
 
         if not holds():
             with request.app.state.polls.enter():
