@@ -41,7 +41,6 @@ def main() -> None:
     ajet.__version__ = options.version
     kind = WithoutLogprobs if options.no_logprobs else FakeBackbone
 
-
     def make(config: AjetConfig) -> Backbone:
         if options.no_patience:
             return create_backbone(config)

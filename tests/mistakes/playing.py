@@ -159,13 +159,15 @@ RUNNING = [
         T("As it says. A single death is recovered from by itself.", "按提示做。单次死亡会自动恢复。"),
     ),
     Row(
-        "no log-probs", "script", T("A backbone that gives no log-probs", "backbone 不返回 log-prob"),
-        "…",
-        T("…", "…"),
+        "no log-probs", "script", T("A sampler that gives no log-probs", "采样器不返回 log-prob"),
+        "The sampler gave 5 tokens and 0 log-probs. Without the ones they were sampled with they cannot be trained, so nothing is "
+        "recorded. Have the sampler return them, or use another rollout.name.",
+        T("A sampler of your own must return the log-prob of each token it sampled.", "自己的采样器必须返回每个采样 token 的 log-prob。"),
     ),
     Row(
-        "no disk", "script", T("The disk is full", "磁盘满"),
-        "…",
+        "no disk", "script", T("The disk is full, or refuses writes", "磁盘满，或拒绝写入"),
+        "[ajet] waiting for http://127.0.0.1:… since … s (The disk under … refuses writes (…). Nothing was recorded; free some space "
+        "and send the request again.); giving up after … s.",
         T("Free some space: the run goes on by itself, and nothing is lost.", "腾出空间，训练会自动继续，什么都不会丢。"),
     ),
     Row(

@@ -48,7 +48,9 @@ def test_what_is_refused_is_one_message(key: str, server: Server, user: Starter,
 
 
 @pytest.mark.parametrize("key", RAISED)
-def test_a_value_that_is_no_reward_is_named_at_its_line(key: str, server: Server, user: Starter, tmp_path: Path) -> None:
+def test_a_value_that_is_no_reward_is_named_at_its_line(
+    key: str, server: Server, user: Starter, tmp_path: Path
+) -> None:
     user.runs(script(tmp_path, CLIENT + RAISED[key]), server.url).shows(key, tracebacks=1)
 
 
@@ -84,12 +86,17 @@ def test_an_exception_of_the_users_workflow_is_shown_once(server: Server, user: 
 
 
 def test_another_job_than_the_running_one_is_a_difference(server: Server, user: Starter, tmp_path: Path) -> None:
-    body = CLIENT + "SwarmClient(url).auto_sync_train_config_and_start_engine(AgentJetJob(**{**SMALL, 'num_repeat': 3}))"
+    body = (
+        CLIENT + "SwarmClient(url).auto_sync_train_config_and_start_engine(AgentJetJob(**{**SMALL, 'num_repeat': 3}))"
+    )
     user.runs(script(tmp_path, body), server.url).shows("two jobs")
 
 
 def test_an_async_client_in_blocking_code_is_pythons_own_word(server: Server, user: Starter, tmp_path: Path) -> None:
-    body = START + "from ajet import AsyncSwarmClient\nclient = AsyncSwarmClient(url)\nepisode, api = client.begin_episode()"
+    body = (
+        START
+        + "from ajet import AsyncSwarmClient\nclient = AsyncSwarmClient(url)\nepisode, api = client.begin_episode()"
+    )
     user.runs(script(tmp_path, body), server.url).shows("not awaited", tracebacks=1)
 
 

@@ -84,7 +84,9 @@ def test_another_program_and_a_proxy(user: Starter, tmp_path: Path) -> None:
     with stranger(404, b"<h1>not here</h1>") as url:
         user.commands(tmp_path, "status", "--swarm-url", url).shows("another program")
         env = {"HTTP_PROXY": url, "http_proxy": url, "NO_PROXY": "", "no_proxy": ""}
-        user.commands(tmp_path, "status", "--swarm-url", "http://192.0.2.1:10086", env=env).shows("proxy before the server")
+        user.commands(tmp_path, "status", "--swarm-url", "http://192.0.2.1:10086", env=env).shows(
+            "proxy before the server"
+        )
 
 
 def test_a_proxy_before_the_agents(server: Server, user: Starter, tmp_path: Path) -> None:
@@ -154,7 +156,9 @@ def test_two_servers(server: Server, user: Starter, tmp_path: Path) -> None:
 def test_two_demos(server: Server, tmp_path: Path) -> None:
     (tmp_path / "werewolves-seer-seed0").mkdir()
     (tmp_path / "werewolves-seer-seed0" / "server").symlink_to(server.exp_dir)
-    seen = run(ajet_swarm("demo", "werewolves", "--trainable", "seer", "--exp-dir", tmp_path, "--eval-games", 0), tmp_path)
+    seen = run(
+        ajet_swarm("demo", "werewolves", "--trainable", "seer", "--exp-dir", tmp_path, "--eval-games", 0), tmp_path
+    )
     seen.shows("two demos")
 
 
@@ -186,10 +190,13 @@ def test_a_job_that_this_server_cannot_run(key: str, real: Server, user: Starter
     folder.mkdir()
     if key == "wrong kind of model":
         (folder / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
-    body = START + f"""
+    body = (
+        START
+        + f"""
 job = AgentJetJob(**{{**SMALL, **dict({ENGINES[key]})}})
 SwarmClient(url, retry_budget_s=1).auto_sync_train_config_and_start_engine(job)
 """
+    )
     path = script(tmp_path, body)
     user.runs(path, real.url, folder).shows(key)
     if key == "no model":
@@ -202,7 +209,10 @@ def test_a_name_that_another_model_was_trained_under(odd: Callable[..., Server],
     made = odd()
     until(made.status, what="the server's start")
     model = shutil.copytree(ROOT / "src/ajet/envs/werewolves/tiny/model", tmp_path / "model")
-    body = CLIENT + POST + """
+    body = (
+        CLIENT
+        + POST
+        + """
 for n in range(4):
     episode, api = client.begin_episode()
     chat(api)
@@ -212,5 +222,6 @@ client.stop_engine()
 SMALL["model"] = sys.argv[2]
 client.auto_sync_train_config_and_start_engine(AgentJetJob(**SMALL))
 """
+    )
     body = body.replace('experiment_name="mistakes"', 'experiment_name="stale"')
     user.runs(script(tmp_path, body), made.url, model).shows("stale folder")

@@ -64,13 +64,15 @@ SERVING = (EngineState.ROLLING, EngineState.UPDATING, EngineState.FINISHED)
 
 @dataclass(frozen=True)
 class Call:
-    """One HTTP request. ``wait_s``: how long the server may hold it before it answers."""
+    """One HTTP request. ``wait_s``: how long the server may hold it before it answers. ``limit_s``: the longest wait for
+    an answer, where somebody who leaves does not want to wait as long as usual."""
 
     method: str
     path: str
     content: bytes | None = None
     params: dict[str, str] = field(default_factory=dict)
     wait_s: float = 0.0
+    limit_s: float | None = None
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -403,7 +405,8 @@ class Operations:
         """Give the lease back. Returns whether the server knows; if not, the lease ends by its silence."""
         self.leases.remove(episode, reason)
         request = AbortRequest(request_id=new_request_id(), reason=reason[:2000] or "aborted by the client")
-        call = Call("POST", f"{API}/episodes/{episode}/abort", as_json(request))
+        limit = None if budget_s is None else max(budget_s, 0.1)
+        call = Call("POST", f"{API}/episodes/{episode}/abort", as_json(request), limit_s=limit)
         budget = ABORT_BUDGET_S if budget_s is None else budget_s
         try:
             yield from self.request(call, min(budget, self.retry_budget_s))

@@ -46,8 +46,15 @@ def _options(server_url: str, api_key: str | None) -> dict[str, Any]:
     }
 
 
+def _timeouts(call: Call) -> tuple[float, float]:
+    """Seconds for an answer, and for a connection."""
+    answer, connect = ANSWER_TIMEOUT_S + call.wait_s, CONNECT_TIMEOUT_S
+    return (answer, connect) if call.limit_s is None else (min(answer, call.limit_s), min(connect, call.limit_s))
+
+
 def _request(call: Call) -> dict[str, Any]:
-    timeout = httpx.Timeout(ANSWER_TIMEOUT_S + call.wait_s, connect=CONNECT_TIMEOUT_S)
+    answer_s, connect_s = _timeouts(call)
+    timeout = httpx.Timeout(answer_s, connect=connect_s)
     headers = {"content-type": "application/json"} if call.content is not None else {}
     return {
         "method": call.method, "url": call.path, "content": call.content, "params": call.params or None,
@@ -113,7 +120,7 @@ class _Direct:
         if call.content is not None:
             headers = {**headers, "content-type": "application/json"}
         try:
-            self._open(ANSWER_TIMEOUT_S + call.wait_s)
+            self._open(*_timeouts(call))
             self._http.request(call.method, path, call.content, headers)
             response = self._http.getresponse()
             if response.length is None and not response.chunked:
@@ -124,12 +131,12 @@ class _Direct:
             self._http.close()
             raise _fault(err) from err
 
-    def _open(self, timeout_s: float) -> None:
+    def _open(self, timeout_s: float, connect_s: float) -> None:
         """A connection that the server has not closed meanwhile."""
         if self._http.sock is not None and _readable(self._http.sock):
             self._http.close()
         if self._http.sock is None:
-            self._http.timeout = CONNECT_TIMEOUT_S
+            self._http.timeout = connect_s
             self._http.connect()
         sock: socket.socket = self._http.sock  # type: ignore[assignment]  # connect made it
         sock.settimeout(timeout_s)

@@ -16,7 +16,14 @@ from typing import Any
 from ajet.backbone.protocol import POLICY, BackboneDied, Sampling
 from ajet.pool.records import CallRecorded
 from ajet.schema.endpoint import EpisodeKey
-from ajet.schema.errors import AjetError, ContextLengthExceeded, EngineUnavailable, InvalidRequest, RateLimited
+from ajet.schema.errors import (
+    AjetError,
+    ContextLengthExceeded,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    RateLimited,
+)
 from ajet.server.answers import Identity
 from ajet.server.chat_request import ChatRequest, check_sampling
 from ajet.server.engine import Engine
@@ -264,6 +271,12 @@ async def _sample(
                     reply.finish_reason = chunk.finish_reason
             if reply.finish_reason == "cancelled":
                 raise BackboneDied("the backbone cancelled a generation")
+            if model == POLICY and len(reply.logprobs) != len(reply.ids):
+                raise EngineFailed(
+                    f"The sampler gave {len(reply.ids)} tokens and {len(reply.logprobs)} log-probs. Without the ones they were "
+                    "sampled with they cannot be trained, so nothing is recorded. Have the sampler return them, or use another "
+                    "rollout.name."
+                )
             if watcher is not None:
                 watcher.flush(reply)
             return reply

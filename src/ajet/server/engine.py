@@ -86,6 +86,8 @@ class Engine:
         self.tearing_down = False
         self.resuming = False
         """Whether what ran before the server went away is to be started again."""
+        self.leaving = False
+        """Whether the server was told to go: who waits for a change of state need wait no longer."""
         self.waits_for_disk: str | None = None
         """What the disk said when the experiment could not be opened; it is tried again."""
         self.on_open: Callable[[Path], None] | None = None
@@ -247,6 +249,11 @@ class Engine:
                 self.experiment.giving_up = True
             self.enter(S.STOPPING)
         return self.state
+
+    def leave(self) -> None:
+        """Let those who wait for a change of state go; the server will not last."""
+        self.leaving = True
+        self.changed.fire()
 
     async def wait_stopped(self) -> None:
         """Return when no engine task is left."""

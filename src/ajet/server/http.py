@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ajet.schema.errors import AjetError, InvalidRequest, RateLimited, TooLarge, error_body
+from ajet.schema.errors import AjetError, EngineUnavailable, InvalidRequest, RateLimited, TooLarge, error_body
 from ajet.server.settings import Limits
 
 log = logging.getLogger("ajet.http")
@@ -35,6 +35,9 @@ PARSE_APART = 64 << 10
 HUGE_BODY = 1 << 20
 """Only so many bodies from this size on are held at once (``limits.large_bodies``)."""
 JSON_HEADERS: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
+
+
+GOING = "The server is being stopped; ask again when it is back."
 
 
 class Disconnected(Exception):
@@ -271,6 +274,9 @@ def guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
             return error_response(err)
         except Disconnected:
             return Response(status_code=499)
+        except asyncio.CancelledError:
+            # The server goes, and has waited for this request long enough. Its client is to wait for the next one.
+            return error_response(EngineUnavailable(GOING))
         except Exception as err:
             log.exception("unexpected error in %s %s", request.method, request.url.path)
             request.app.state.telemetry.count("errors/internal")

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -79,8 +80,10 @@ def serve(
         app.engine.on_open = lambda folder: logs.set_up(folder / "server.log")
     if job is not None and not app.engine.resume():
         app.engine.put_job(job.model_dump(mode="json"))
+    served = _Autostart(app) if config is not None else app
+    server = _Server(server_config(served, settings.limits), app.engine.leave)
+    server.listen_for_ctrl_c()
     url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
-    server = _Server(server_config(_Autostart(app) if config is not None else app, settings.limits))
     log.info("swarm server at %s, experiments in %s", url, settings.exp_dir)
     if app.keys.generated:
         log.info("admin key: set %s to the content of %s", KEY_VARIABLE, settings.data_dir / "admin.key")
@@ -97,6 +100,20 @@ def serve(
 class _Server(uvicorn.Server):
     """Ends orderly at the first signal, and at once at a second Ctrl-C: what was answered is in the journal."""
 
+    def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_exit = on_exit
+
+    def listen_for_ctrl_c(self) -> None:
+        """From now on, and not only once it serves: an exception in the midst of a preparation may be lost."""
+
+        def early(sig: int, frame: FrameType | None) -> None:
+            if not self.started:
+                self.handle_exit(sig, frame)
+
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, early)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and sig == signal.SIGINT:
             os.write(2, b"left at once; the next start resumes from the journal\n")
@@ -104,6 +121,7 @@ class _Server(uvicorn.Server):
         if not self.should_exit:
             log.info("stopping: a running update is finished and saved first; a second Ctrl-C leaves at once")
         super().handle_exit(sig, frame)
+        self._on_exit()
 
 
 def _alone(settings: ServerSettings) -> contextlib.AbstractContextManager[Any]:

@@ -17,7 +17,7 @@ from ajet.server.auth import Keys, bearer
 from ajet.server.chat_request import ChatRequest, parse_chat
 from ajet.server.connection import ON_GONE, Peer
 from ajet.server.engine import Engine
-from ajet.server.http import JSON_HEADERS, Bodies, Disconnected, Receive, Scope, Send, check_head, error_parts
+from ajet.server.http import GOING, JSON_HEADERS, Bodies, Disconnected, Receive, Scope, Send, check_head, error_parts
 from ajet.server.replies import Answered, logprob_entries
 
 log = logging.getLogger("ajet.chat")
@@ -97,7 +97,7 @@ class ChatEndpoint:
         except asyncio.CancelledError:
             if watch.gone:
                 raise Disconnected from None
-            raise
+            raise EngineUnavailable(GOING) from None
         finally:
             watch.close()
         renderer = self._renderer()

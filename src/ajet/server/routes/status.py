@@ -49,7 +49,8 @@ async def status(request: Request) -> Response:
 
         def holds() -> bool:
             return (
-                engine.state in states
+                engine.leaving
+                or engine.state in states
                 or (step is not None and engine.version >= step)
                 or (batch is not None and engine.experiment is not None and engine.experiment.batch_step >= batch)
             )
