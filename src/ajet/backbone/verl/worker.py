@@ -25,7 +25,7 @@ from ajet.backbone.verl import shards
 from ajet.default_config.schema import LoraConfig
 
 if get_device_name() == "cpu":
-    from ajet.backbone.verl import engine_cpu, replica  # noqa: F401  (they register themselves)
+    from ajet.backbone.verl import engine_cpu, replica, replica_vllm  # noqa: F401  (they register themselves)
 
 _modes: Any = Dispatch  # its members are added at run time
 ONE_TO_ALL = _modes.ONE_TO_ALL
