@@ -195,7 +195,7 @@ class TrainerConfig(Node):
 
 class LoraConfig(Node):
     rank: NonNegative = 0
-    """0 = train all weights."""
+    """0 = train all weights. Else adapters of this rank only, by either backbone."""
     alpha: Positive = 16
     """LoRA's scale is ``alpha / rank``."""
     target_modules: str | list[str] = "all-linear"

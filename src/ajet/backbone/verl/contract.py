@@ -22,7 +22,7 @@ class Touch:
 
 
 PRIVATE = (
-    Touch("verl.workers.rollout.base:_ROLLOUT_REGISTRY", "replica.py",
+    Touch("verl.workers.rollout.base:_ROLLOUT_REGISTRY", "replica.py, replica_vllm.py",
           "maps a rollout's name to what a worker hands its weights with; a dictionary without a register function"),
     Touch("verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module", "engine_cpu.py",
           "a forward-only engine is always offloaded to pinned memory, which a CPU does not have"),

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
-from ajet.backbone.verl import replica  # noqa: F401  (verl's checkpoint-engine workers find our replica's adapter)
+from ajet.backbone.verl import replica, replica_vllm  # noqa: F401  (verl's checkpoint-engine workers find our adapter)
 from ajet.backbone.verl.mapping import GLOO
 
 _dist: Any = dist  # stores are public, but not in torch's list of exports

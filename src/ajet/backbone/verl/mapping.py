@@ -19,6 +19,8 @@ M, REF = "actor_rollout_ref.model", "actor_rollout_ref.ref"
 ROOT = "actor_rollout_ref"
 REPLICA = "ajet_torch"
 """Our rollout replica, for CPUs."""
+VLLM_REPLICA = "ajet_vllm"
+"""The same with vLLM in it."""
 GLOO = "ajet_gloo"
 """Our checkpoint engine, for replicas of their own on CPUs."""
 
@@ -68,6 +70,8 @@ def _mixed(config: AjetConfig, host: Host) -> dict[str, str]:
 def rollout_name(config: AjetConfig, host: Host) -> str:
     """Of the sampler, by verl's registry."""
     name = config.rollout.name
+    if host.cpu and name == "vllm":
+        return VLLM_REPLICA
     return (REPLICA if host.cpu else "vllm") if name in ("auto", "embedded") else name
 
 
@@ -84,7 +88,7 @@ TABLE: tuple[Rule, ...] = (
     Rule("model.dtype", (f"{A}.fsdp_config.dtype", f"{REF}.fsdp_config.dtype", f"{R}.dtype"), dtype_name,
          "auto: bfloat16 on GPUs, float32 on CPUs; master weights stay float32"),
     Rule("model.dtype", (f"+{A}.fsdp_config.mixed_precision", f"+{REF}.fsdp_config.mixed_precision"), _mixed),
-    Rule("rollout.name", (f"{R}.name",), rollout_name, f"auto: vllm on GPUs, {REPLICA} on CPUs"),
+    Rule("rollout.name", (f"{R}.name",), rollout_name, f"auto: vllm on GPUs, {REPLICA} on CPUs; vllm on CPUs: {VLLM_REPLICA}"),
     Rule("rollout.temperature", (f"{R}.temperature",), lambda c, h: c.rollout.temperature,
          "each call brings its own"),
     Rule("rollout.max_num_seqs", (f"{R}.max_num_seqs",), lambda c, h: c.rollout.max_num_seqs),

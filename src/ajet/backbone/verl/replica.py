@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 import torch
@@ -50,7 +50,7 @@ class TorchServer:
         self._make, self._load_net = sampler, lambda: load_net(source, device, torch.float32)
         self._net = self._load_net()
         self._initial = {name: tensor.detach().clone() for name, tensor in self._net.state_dict().items()}
-        self._samplers = {"policy": sampler(self._net, 0.8)}
+        self._samplers: dict[str, Any] = {"policy": sampler(self._net, 0.8)}
         self._version: int | None = None
         self._keys = itertools.count(1)
         self._waiting: dict[int, tuple[str, asyncio.Queue[Chunk | None]]] = {}
@@ -135,7 +135,11 @@ class TorchServer:
                 tensor.copy_(given[name])
         self._net.synchronize()
         self._version = version
-        self._samplers["policy"].refresh(version or 0)
+        self._serve(version or 0)
+
+    def _serve(self, version: int) -> None:
+        """Sample the policy from the net's weights as ``version`` from now on."""
+        self._samplers["policy"].refresh(version)
 
     async def _tick(self) -> None:
         while True:
@@ -165,9 +169,11 @@ def _end(ticking: asyncio.Task[None]) -> None:
 class TorchReplica(RolloutReplica):
     """One server actor, whatever the replica's share of the workers."""
 
+    SERVER: ClassVar[type] = TorchServer
+
     async def launch_servers(self) -> None:
         self._server_address = server_name(self.replica_rank)
-        server: Any = ray.remote(TorchServer)
+        server: Any = ray.remote(self.SERVER)
         self._server_handle = server.options(
             name=self._server_address, num_cpus=0, max_concurrency=self.max_concurrency
         ).remote(

@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet.backbone.embedded.request import check_sampling
 from ajet.backbone.protocol import Chunk, ModelName, Sampling
-from ajet.backbone.verl.mapping import REPLICA
+from ajet.backbone.verl.mapping import REPLICA, VLLM_REPLICA
 from ajet.backbone.verl.sampling import check_exact, params
 from ajet.schema.errors import ContextLengthExceeded, InvalidRequest
 
@@ -120,7 +120,7 @@ class Rollout:
 
     @property
     def _replica_is_ours(self) -> bool:
-        return self._name == REPLICA
+        return self._name in (REPLICA, VLLM_REPLICA)
 
     def _check(self, ids: list[int], sampling: Sampling, model: ModelName) -> None:
         check_sampling(sampling)

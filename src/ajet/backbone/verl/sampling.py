@@ -9,7 +9,8 @@ import importlib.util
 from typing import Any
 
 from ajet.backbone.protocol import Sampling
-from ajet.backbone.verl.mapping import Host, rollout_name
+from ajet.backbone.verl.mapping import VLLM_REPLICA, Host, rollout_name
+from ajet.backbone.vllm.installed import installed_version
 from ajet.backbone.vllm.sampling import check_exact as check_vllm
 from ajet.default_config.schema import AjetConfig
 from ajet.schema.errors import ConfigError, InvalidRequest
@@ -20,13 +21,12 @@ _SEED_STRIDE = 1_000_003
 def check_sampler(config: AjetConfig, host: Host) -> None:
     """Raises :class:`ConfigError` for a sampler that cannot run on this host."""
     name, key = rollout_name(config, host), "rollout.name"
+    if name == VLLM_REPLICA:
+        installed_version()
     if name not in ("vllm", "sglang"):
         return
     if host.cpu:
-        more = " On a CPU, vLLM samples for backbone: embedded." if name == "vllm" else ""
-        raise ConfigError(
-            f"{key}: {name} behind backbone: verl needs GPUs, and this job uses none. Set {key}: auto.{more}", param=key
-        )
+        raise ConfigError(f"{key}: {name} needs GPUs, and this job uses none. Set {key}: auto, or vllm.", param=key)
     if config.verl.ray_address is None and importlib.util.find_spec(name) is None:
         raise ConfigError(
             f"{key}: {name} is not installed. Install the version that verl pairs with (pip install 'verl[{name}]'), or set "
@@ -36,7 +36,7 @@ def check_sampler(config: AjetConfig, host: Host) -> None:
 
 def check_exact(name: str, sampling: Sampling) -> None:
     """Raises :class:`InvalidRequest` for what the sampler ``name`` would change silently."""
-    if name == "vllm":
+    if name in ("vllm", VLLM_REPLICA):
         check_vllm(sampling)
     if name == "sglang" and (sampling.top_p < 1 or sampling.top_k):
         raise InvalidRequest(

@@ -25,7 +25,7 @@ from ajet.backbone.verl import shards
 from ajet.default_config.schema import LoraConfig
 
 if get_device_name() == "cpu":
-    from ajet.backbone.verl import engine_cpu, replica  # noqa: F401  (they register themselves)
+    from ajet.backbone.verl import engine_cpu, replica, replica_vllm  # noqa: F401  (they register themselves)
 
 _modes: Any = Dispatch  # its members are added at run time
 ONE_TO_ALL = _modes.ONE_TO_ALL
@@ -94,7 +94,9 @@ class AjetWorker(TinkerActorRolloutRefWorker):
         parts = {"model": engine.module.state_dict(), "optim": engine.optimizer.state_dict(), "extra_state": extra}
         refused = shards.write(folder, parts, rank=self.rank, world=dist.get_world_size())
         del parts
-        whole = get_model_state_dict(engine.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        whole: dict[str, Any] = get_model_state_dict(
+            engine.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+        )
         if self.rank == 0 and refused is None:
             config = LoraConfig.model_validate(lora) if lora else None
             tied = bool(engine.model_config.hf_config.tie_word_embeddings)
