@@ -87,10 +87,10 @@ $(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@touch $@
 
 docs: $(VENV)/.docs
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 docs-serve: $(VENV)/.docs
-	$(BIN)/python -m mkdocs serve --livereload
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --livereload
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
