@@ -1,7 +1,9 @@
-"""The site builder's hook (``hooks:`` of ``mkdocs.yml``): pages named under ``extra.coming`` may be missing.
+"""The site builder's hook (``hooks:`` of ``mkdocs.yml``).
 
-A missing one is left out of the menu, and links to it become plain words. Every other missing page, and every broken link,
-fails the build as it should.
+Pages named under ``extra.coming`` may be missing: such a one is left out of the menu, and links to it become plain words. Every
+other missing page, and every broken link, fails the build as it should.
+
+Chinese has no spaces between words, so a line that ends inside a Chinese sentence is joined with the next without one.
 """
 
 from __future__ import annotations
@@ -13,6 +15,11 @@ from typing import Any
 _LINK = re.compile(r"\[([^\]]+)\]\(([\w-]+?)(?:\.zh)?\.md(?:#[^)]*)?\)")
 
 
+_CJK = "\u3000-\u303f\u4e00-\u9fff\uff00-\uffef\u201c\u201d\u2014\u2026"
+_BROKEN_LINE = re.compile(rf"(?<=[{_CJK}])\n *(?=[{_CJK}*`\[])|(?<=[*`)])\n *(?=[{_CJK}])")
+_FENCE = re.compile(r"(^```.*?^```\s*$)", re.M | re.S)
+
+
 def on_config(config: Any) -> Any:
     """Take missing pages out of the menu."""
     missing = _missing(config)
@@ -20,10 +27,18 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
-    """Unlink missing pages."""
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Unlink missing pages; join the lines of Chinese paragraphs."""
     missing = _missing(config)
+    if page.file.src_uri.endswith(".zh.md"):
+        markdown = join_lines(markdown)
     return _LINK.sub(lambda found: found[1] if found[2] in missing else found[0], markdown)
+
+
+def join_lines(markdown: str) -> str:
+    """Without the line ends inside Chinese sentences; code stays as it is."""
+    parts = _FENCE.split(markdown)
+    return "".join(part if n % 2 else _BROKEN_LINE.sub("", part) for n, part in enumerate(parts))
 
 
 def _missing(config: Any) -> set[str]:

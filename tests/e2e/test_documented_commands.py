@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from ajet.cli import app
 from tests.fakes.pages import Block, Command, blocks, commands
 from tests.faults.processes import ROOT, environment
 
@@ -54,7 +56,7 @@ def _run(words: list[str], cwd: Path, url: str) -> subprocess.CompletedProcess[s
 
 
 def _ready(command: Command, run: Path) -> list[str] | None:
-    """The words with the reader's own names filled in; None for what this test has nothing to fill in for."""
+    """The words, with the reader's own names filled in; None for what this test has nothing to fill in for."""
     words = []
     for word in command.words[1:]:
         if word.startswith("saved_experiments"):
@@ -64,6 +66,8 @@ def _ready(command: Command, run: Path) -> list[str] | None:
         del words[words.index("--swarm-url") : words.index("--swarm-url") + 2]
     if words[0] in ("overwatch", "top") and "--once" not in words:
         words.append("--once")  # the screen itself is run by Textual's pilot in tests/unit/monitor
+    if words == ["doctor"]:
+        words.append(str(run))
     if words[0] == "replay-journal" and (len(words) == 1 or command.named):
         return None
     if words[:2] == ["doctor", "--backbone"] or (words[0] == "doctor" and "verl" in words):
@@ -75,11 +79,11 @@ def _snippet(block: Block, url: str) -> str:
     return block.text.replace("http://127.0.0.1:10086", url)
 
 
-def test_the_page_your_own_agent_is_followed_from_its_script_to_the_evaluation(make_server, tmp_path):
+def test_the_page_your_own_agent_is_followed_from_its_script_to_the_evaluation(make_server, tmp_path, monkeypatch):
     server = make_server()
-    trained = _run([str(ROOT / SCRIPT), "--swarm-url", server.url, "--steps", "2"], tmp_path, server.url)
+    trained = _run([str(ROOT / SCRIPT), "--swarm-url", server.url, "--steps", "1"], tmp_path, server.url)
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    assert "FINISHED  step 2/2" in trained.stdout
+    assert "FINISHED  step 1/1" in trained.stdout
     run = Path(server.status()["experiment_dir"])
 
     snippets = [b for b in blocks() if b.where.startswith("docs/your-own-agent.md") and b.language == "python"]
@@ -93,6 +97,9 @@ def test_the_page_your_own_agent_is_followed_from_its_script_to_the_evaluation(m
             ran += 1
     assert ran == 2
 
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AJET_SWARM_URL", server.url)
+    runner = CliRunner()
     failed = []
     ready = {tuple(w): c for c in _documented() if c.words[1] in (*HERE, "top") and (w := _ready(c, run)) is not None}
     ran_names = set()
@@ -100,10 +107,10 @@ def test_the_page_your_own_agent_is_followed_from_its_script_to_the_evaluation(m
     for words, command in sorted(ready.items(), key=lambda pair: order[pair[0][0]]):
         if words[0] in ("replay-journal", "stop"):
             continue
-        done = _run(["-m", "ajet.cli", *words], tmp_path, server.url)
+        done = runner.invoke(app, list(words))
         ran_names.add(words[0])
-        if done.returncode != 0 or not done.stdout.strip():
-            failed.append(f"{command.where}: {command}: {done.returncode}\n{done.stdout[-500:]}{done.stderr[-500:]}")
+        if done.exit_code != 0 or not done.output.strip():
+            failed.append(f"{command.where}: {command}: {done.exit_code} {done.exception!r}\n{done.output[-500:]}")
     stopped = _run(["-m", "ajet.cli", "stop"], tmp_path, server.url)
     assert "OFFLINE" in stopped.stdout, stopped.stderr
     again = _run(["-m", "ajet.cli", "replay-journal", str(run)], tmp_path, server.url)
