@@ -1,5 +1,6 @@
 # make werewolves   set up .venv if missing, then train nine-player Werewolves on this machine
 # make test         set up .venv if missing, then run every check and test
+# make docs         build the documentation site into site/; a broken link fails. make docs-serve shows it
 # make test-verl    the same in .venv-verl for backbone: verl on this machine's CPUs (Ray, two FSDP workers)
 # make test-vllm    set up .venv-vllm with vLLM for the CPU, then run tests/vllm in it
 #
@@ -16,10 +17,10 @@ ARGS ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help werewolves test test-fast test-verl test-vllm lint format clean
+.PHONY: help werewolves test test-fast test-verl test-vllm lint docs docs-serve format clean
 
 help:
-	@sed -n '1,9s/^# \{0,1\}//p' Makefile
+	@sed -n '1,10s/^# \{0,1\}//p' Makefile
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v=sys.version_info[:2]; sys.exit(0 if (3,10)<=v<(3,13) else "AgentJet needs Python 3.10 to 3.12, this is %d.%d. Try: make PYTHON=python3.11 …" % v)'
@@ -46,7 +47,7 @@ $(VENV)/.dev: pyproject.toml $(CONSTRAINTS) $(VENV)/.torch
 werewolves: $(VENV)/.server
 	$(BIN)/ajet-swarm demo werewolves $(ARGS)
 
-test: $(VENV)/.dev lint
+test: $(VENV)/.dev lint docs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-fast: $(VENV)/.dev
@@ -81,9 +82,19 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
+$(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(BIN)/python -m pip install --progress-bar on -c $(CONSTRAINTS) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --livereload
+
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis

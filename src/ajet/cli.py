@@ -1,4 +1,4 @@
-"""``ajet-swarm``: start, demo, eval, status, overwatch, passive, stop, doctor, replay-journal, inspect, replay, play. Each command imports what it needs when it runs, so ``--help`` is instant."""
+"""``ajet-swarm``: start, demo, eval, status, overwatch, passive, stop, doctor, replay-journal, inspect, replay, play, skill. Each command imports what it needs when it runs, so ``--help`` is instant."""
 
 from __future__ import annotations
 
@@ -446,6 +446,18 @@ def play_werewolves(
         policy_roles=tuple(r.strip() for r in policy_roles.split(",") if r.strip()), config=config, replay=replay,
     )  # fmt: skip
     raise typer.Exit(run(table))
+
+
+@app.command()
+def skill(
+    into: Annotated[
+        Path | None, typer.Option(help="Write INTO/ajet/SKILL.md, the folder of your assistant's skills, instead.")
+    ] = None,
+) -> None:
+    """Print what a coding assistant needs to train an agent with AgentJet, as a skill file."""
+    from ajet.copilot.skill import install, skill_text
+
+    print(skill_text() if into is None else install(into), end="\n" if into else "")
 
 
 def main() -> None:
