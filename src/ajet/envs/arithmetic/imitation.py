@@ -17,6 +17,8 @@ from ajet.envs.arithmetic.problems import CALCULATOR, WORDS, Problem, calculate,
 
 CALLS, RIGHT_SIGN, REPORTS, SOLVES = 0.5, 0.5, 0.67, 0.33
 """Shares: calls the tool; with the right operation; reports its result; solves a countdown."""
+LARGEST = 99
+"""Numbers of the warm-up's arithmetic; the task itself stays below."""
 SYSTEMS = (None, "You are a helpful assistant.", "Use the calculator.", "You solve arithmetic problems.")
 """What frameworks and users put first; the model must not mind."""
 
@@ -27,7 +29,7 @@ Conversation = tuple[list[dict[str, Any]], list[dict[str, Any]] | None]
 def conversations(seed: int) -> Iterator[Conversation]:
     """Endless, both tasks in turn. Only the last message of each is to be imitated."""
     rng = random.Random(seed)
-    math, countdown = math_problems("train", seed), countdown_problems("train", seed)
+    math, countdown = math_problems("train", seed, LARGEST), countdown_problems("train", seed)
     while True:
         yield _math(rng, next(math))
         yield _countdown(rng, next(countdown))

@@ -134,9 +134,9 @@ def use_calculator(arguments: str) -> str:
         return f"error: {err}"
 
 
-def math_problems(split: Split, seed: int = 0) -> Iterator[Problem]:
-    """Endless: ``What is 17 times 5?``"""
-    return _of_split(_math, split, seed)
+def math_problems(split: Split, seed: int = 0, largest: int = 20) -> Iterator[Problem]:
+    """Endless: ``What is 17 times 5?`` with numbers up to ``largest``."""
+    return _of_split(_math, split, seed, largest)
 
 
 def countdown_problems(split: Split, seed: int = 0) -> Iterator[Problem]:
@@ -147,17 +147,17 @@ def countdown_problems(split: Split, seed: int = 0) -> Iterator[Problem]:
 PROBLEMS: dict[Kind, Callable[[Split, int], Iterator[Problem]]] = {"math": math_problems, "countdown": countdown_problems}
 
 
-def _of_split(draw: Callable[[random.Random], Problem], split: Split, seed: int) -> Iterator[Problem]:
+def _of_split(draw: Callable[..., Problem], split: Split, seed: int, *arguments: int) -> Iterator[Problem]:
     rng = random.Random(f"{draw.__name__}/{split}/{seed}")
     while True:
-        problem = draw(rng)
+        problem = draw(rng, *arguments)
         if problem.split == split:
             yield problem
 
 
-def _math(rng: random.Random) -> Problem:
+def _math(rng: random.Random, largest: int) -> Problem:
     word, sign = rng.choice(list(WORDS.items()))
-    expression = f"{rng.randint(2, 99)}{sign}{rng.randint(2, 99)}"
+    expression = f"{rng.randint(2, largest)}{sign}{rng.randint(2, largest)}"
     first, second = expression.split(sign)
     return Problem("math", f"What is {first} {word} {second}?", int(calculate(expression)), expression)
 
