@@ -65,5 +65,7 @@ def test_a_tutorial_trains_through_tool_calls_on_timelines_that_only_grow(server
     assert [step["step"] for step in steps] == [1, 2]
     branches = {key.partition("/")[2]: n for s in steps for key, n in s.items() if key.startswith("timelines/") and n}
     assert set(branches) == GROWS, branches  # a tool was called and its result was read
-    refused = [line for line in httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines() if "chat_errors" in line]
+    refused = [
+        line for line in httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines() if "chat_errors" in line
+    ]
     assert not refused

@@ -1,8 +1,8 @@
 """AgentScope 2.
 
-    pip install 'agentjet[frameworks]'
-    ajet-swarm start                                            # in one shell
-    python tutorial/example_frameworks/agentscope_agent.py      # in another
+pip install 'agentjet[frameworks]'
+ajet-swarm start                                            # in one shell
+python tutorial/example_frameworks/agentscope_agent.py      # in another
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """LangChain (`langchain-openai`): a model with bound tools.
 
-    pip install 'agentjet[frameworks]'
-    ajet-swarm start                                            # in one shell
-    python tutorial/example_frameworks/langchain_agent.py       # in another
+pip install 'agentjet[frameworks]'
+ajet-swarm start                                            # in one shell
+python tutorial/example_frameworks/langchain_agent.py       # in another
 """
 
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage

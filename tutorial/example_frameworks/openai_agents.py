@@ -1,8 +1,8 @@
 """The OpenAI Agents SDK (`openai-agents`).
 
-    pip install 'agentjet[frameworks]'
-    ajet-swarm start                                            # in one shell
-    python tutorial/example_frameworks/openai_agents.py         # in another
+pip install 'agentjet[frameworks]'
+ajet-swarm start                                            # in one shell
+python tutorial/example_frameworks/openai_agents.py         # in another
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The `openai` SDK, asyncio: two agents of one model that think at once, each with a reward of its own.
 
-    ajet-swarm start                                            # in one shell
-    python tutorial/example_frameworks/openai_async.py          # in another
+ajet-swarm start                                            # in one shell
+python tutorial/example_frameworks/openai_async.py          # in another
 """
 
 import asyncio

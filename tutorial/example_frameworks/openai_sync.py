@@ -1,7 +1,7 @@
 """The `openai` SDK, blocking: a tool loop, streamed.
 
-    ajet-swarm start                                            # in one shell
-    python tutorial/example_frameworks/openai_sync.py           # in another
+ajet-swarm start                                            # in one shell
+python tutorial/example_frameworks/openai_sync.py           # in another
 """
 
 from openai import OpenAI
@@ -18,8 +18,7 @@ def solve(problem: Problem, api: OpenaiBaseUrlAndApiKey) -> float:
     with OpenAI(base_url=api.base_url, api_key=api.api_key, max_retries=5) as model:
         for _ in range(3):
             with model.chat.completions.stream(model=api.model, messages=messages, tools=[CALCULATOR]) as stream:
-                for event in stream:
-                    pass  # event.type == "content.delta" is what a user would watch
+                # Iterate over `stream` to watch the reply grow.
                 reply = stream.get_final_completion().choices[0].message
             if not reply.tool_calls:
                 return problem.reward(reply.content)

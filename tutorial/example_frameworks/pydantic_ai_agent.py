@@ -1,8 +1,8 @@
 """Pydantic AI.
 
-    pip install 'agentjet[frameworks]'
-    ajet-swarm start                                            # in one shell
-    python tutorial/example_frameworks/pydantic_ai_agent.py     # in another
+pip install 'agentjet[frameworks]'
+ajet-swarm start                                            # in one shell
+python tutorial/example_frameworks/pydantic_ai_agent.py     # in another
 """
 
 import asyncio

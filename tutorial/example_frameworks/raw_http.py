@@ -1,7 +1,7 @@
 """No SDK at all: `httpx` and the OpenAI wire format. Any language can do this.
 
-    ajet-swarm start                                            # in one shell
-    python tutorial/example_frameworks/raw_http.py              # in another
+ajet-swarm start                                            # in one shell
+python tutorial/example_frameworks/raw_http.py              # in another
 """
 
 import uuid

@@ -31,7 +31,9 @@ def test_no_held_out_problem_is_ever_trained(kind):
 
 
 def test_no_held_out_problem_is_in_the_warm_up():
-    asked = {m["content"] for messages, _ in itertools.islice(conversations(0), 600) for m in messages if m["role"] == "user"}
+    asked = {
+        m["content"] for messages, _ in itertools.islice(conversations(0), 600) for m in messages if m["role"] == "user"
+    }
     held_out = {p.text for kind in PROBLEMS for p in first(PROBLEMS[kind]("test", 0))}
     assert not asked & held_out
 

@@ -58,7 +58,9 @@ def _math(rng: random.Random, problem: Problem) -> Conversation:
         return messages, [CALCULATOR]
     result = calculate(expression)
     messages.append({"role": "tool", "tool_call_id": "call", "content": result})
-    return [*messages, {"role": "assistant", "content": result if rng.random() < REPORTS else _guess(rng)}], [CALCULATOR]
+    return [*messages, {"role": "assistant", "content": result if rng.random() < REPORTS else _guess(rng)}], [
+        CALCULATOR
+    ]
 
 
 def _countdown(rng: random.Random, problem: Problem) -> Conversation:

@@ -144,7 +144,10 @@ def countdown_problems(split: Split, seed: int = 0) -> Iterator[Problem]:
     return _of_split(_countdown, split, seed)
 
 
-PROBLEMS: dict[Kind, Callable[[Split, int], Iterator[Problem]]] = {"math": math_problems, "countdown": countdown_problems}
+PROBLEMS: dict[Kind, Callable[[Split, int], Iterator[Problem]]] = {
+    "math": math_problems,
+    "countdown": countdown_problems,
+}
 
 
 def _of_split(draw: Callable[..., Problem], split: Split, seed: int, *arguments: int) -> Iterator[Problem]:
