@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from ajet.default_config.schema import BUILTIN_MODEL
+from ajet.default_config.schema import BUILTIN_MODEL, BUILTIN_MODELS
 from ajet.schema.errors import ConfigError
 
 _NO_LANGUAGE_MODEL = re.compile(
@@ -18,18 +18,18 @@ _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def model_dir(path: str) -> Path:
-    """The directory of a model: a path, the built-in name, or a repository already in the local Hugging Face cache.
+    """The directory of a model: a path, a built-in name, or a repository already in the local Hugging Face cache.
 
     Raises:
         ConfigError: nothing is there, or what is there is no causal language model.
     """
-    if path == BUILTIN_MODEL:
+    if path in BUILTIN_MODELS:
         import ajet
 
-        builtin = Path(next(iter(ajet.__path__))) / "envs" / "werewolves" / "tiny" / "model"
+        builtin = Path(next(iter(ajet.__path__))) / "envs" / BUILTIN_MODELS[path] / "tiny" / "model"
         if not (builtin / "config.json").exists():
             raise ConfigError(
-                f"model.path: the built-in model {BUILTIN_MODEL} is not in this installation. Install the agentjet wheel, "
+                f"model.path: the built-in model {path} is not in this installation. Install the agentjet wheel, "
                 "or set model.path to a transformers model directory.", param="model.path",
             )  # fmt: skip
         return builtin

@@ -14,6 +14,8 @@ from ajet.schema.throttle import ShareName
 
 BUILTIN_MODEL = "ajet-tiny-werewolves"
 """Name of the model that ships inside the package (trains on a CPU)."""
+BUILTIN_MODELS = {BUILTIN_MODEL: "werewolves", "ajet-tiny-tools": "arithmetic"}
+"""Name of each such model → the room of ``ajet.envs`` that holds it."""
 
 CollectionRule = Literal[
     "rollout_until_finish_enough_tasks",
@@ -37,7 +39,8 @@ class Node(BaseModel):
 
 class ModelConfig(Node):
     path: str = BUILTIN_MODEL
-    """A transformers causal-LM directory, or the name of the built-in tiny model."""
+    """A transformers causal-LM directory, or the name of a built-in tiny model: ``ajet-tiny-werewolves``, or
+    ``ajet-tiny-tools``, which calls tools."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights' type. ``auto``: float32 on a CPU, bfloat16 on a GPU."""
     served_name: str | None = None

@@ -15,6 +15,7 @@ import json
 import math
 import random
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,16 @@ def chat(user: str) -> str:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Qwen2's own pre-tokenization, a BPE trained on the game's prompts, and each name with its space as one token.
+    """A BPE trained on the game's prompts, and each name with its space as one token."""
+    texts = (chat(e.user) + e.reply for e in examples(1, 400))
+    return make_tokenizer(texts, [f" Player{i}" for i in range(1, 10)], TEMPLATE)
+
+
+def make_tokenizer(texts: Iterable[str], whole: Iterable[str], template: str) -> PreTrainedTokenizerFast:
+    """Qwen2's own pre-tokenization, a BPE trained on ``texts``, and each of ``whole`` as one token.
 
     ``AutoTokenizer`` gives a Qwen2 model Qwen2's pre-tokenization whatever ``tokenizer.json`` says, and that splits
-    digits off; so the names are added tokens.
+    digits off; so what must be one token is an added token.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
@@ -74,14 +81,15 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((chat(e.user) + e.reply for e in examples(1, 400)), trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, chat_template=TEMPLATE)
-    names: list[str | AddedToken] = [AddedToken(f" Player{i}", normalized=False) for i in range(1, 10)]
-    fast.add_tokens(names)
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, chat_template=template)
+    added: list[str | AddedToken] = [AddedToken(text, normalized=False) for text in whole]
+    fast.add_tokens(added)
     return fast
 
 
-def build_model(vocabulary: int, seed: int) -> Qwen2ForCausalLM:
+def build_model(vocabulary: int, seed: int, shape: dict[str, Any] | None = None) -> Qwen2ForCausalLM:
+    """Random weights; ``shape``: sizes by their names in ``Qwen2Config``, default :data:`SHAPE`."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=vocabulary,
@@ -92,7 +100,7 @@ def build_model(vocabulary: int, seed: int) -> Qwen2ForCausalLM:
         bos_token_id=None,
         eos_token_id=2,
         pad_token_id=0,
-        **SHAPE,
+        **(shape or SHAPE),
     )
     return Qwen2ForCausalLM(config).float()
 
@@ -177,9 +185,8 @@ def train(
             pool = corpus.encode(fresh)
             rng.shuffle(pool)
         now, pool = pool[:batch], pool[batch:]
-        scale = min(1.0, (step + 1) / 50) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
         for group in optimizer.param_groups:
-            group["lr"] = lr * scale
+            group["lr"] = lr * schedule(step, steps)
         loss, legal = imitation_loss(model, now, names)
         optimizer.zero_grad()
         loss.backward()
@@ -194,6 +201,11 @@ def train(
                 flush=True,
             )
     return losses, sum(recent) / len(recent)
+
+
+def schedule(step: int, steps: int) -> float:
+    """Share of the learning rate: 50 steps of warm-up, then a cosine to 5%."""
+    return min(1.0, (step + 1) / 50) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def digest(model: Qwen2ForCausalLM) -> str:

@@ -1,0 +1,1 @@
+"""The small model that calls tools: its weights in ``model/``, and :mod:`.build`, which makes them from nothing."""
