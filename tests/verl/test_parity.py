@@ -87,7 +87,7 @@ def test_a_batch_trains_the_same_in_one_process_and_on_two_ranks(name, cluster, 
     compare(name, CASES[name], config, EmbeddedEngine(config), ranks, first, tmp_path)
 
 
-def compare(name, case, config, embedded, ranks, first, tmp_path):
+def compare(name, case, config, embedded, ranks, first, tmp_path, loss_rel=1e-5):
     """Two steps of both, from the weights in ``first``."""
     ranks.load(first / "verl")
     ranks.config = config
@@ -100,7 +100,7 @@ def compare(name, case, config, embedded, ranks, first, tmp_path):
         assert theirs.advantages == ours.advantages
         for metric in ("actor/loss", "actor/pg_loss", "actor/kl_loss"):
             if metric in ours.metrics:
-                assert theirs.metrics[metric] == pytest.approx(ours.metrics[metric], rel=1e-5, abs=LOSS), metric
+                assert theirs.metrics[metric] == pytest.approx(ours.metrics[metric], rel=loss_rel, abs=LOSS), metric
                 loss = max(loss, abs(theirs.metrics[metric] - ours.metrics[metric]))
         assert ours.metrics["actor/grad_norm"] > 1e-3
         assert theirs.metrics["actor/grad_norm"] == pytest.approx(ours.metrics["actor/grad_norm"], rel=NORM)

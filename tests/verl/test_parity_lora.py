@@ -43,7 +43,8 @@ def test_adapters_train_the_same_in_one_process_and_on_two_ranks(name, cluster, 
     begun = load_file(first / FOLDER / "adapter_model.safetensors")
     assert begun.keys() == embedded.net.parameters().keys()
     embedded.net.set_adapters(begun)
-    compare(name, CASES[name], config, embedded, ranks, first, tmp_path)
+    # verl draws other first adapters in every run, and steps are larger: a penalty sees more of float32's rounding.
+    compare(name, CASES[name], config, embedded, ranks, first, tmp_path, loss_rel=5e-5)
     found = load_file(tmp_path / FOLDER / "adapter_model.safetensors")
     difference = max(float((found[n] - w.detach()).abs().max()) for n, w in embedded.net.parameters().items())
     print(f"{name}: adapters differ by up to {difference:.2e}")

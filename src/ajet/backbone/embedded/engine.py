@@ -8,10 +8,8 @@ The frozen initial model is loaded from ``model.path`` when something first asks
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ajet.algorithm.baseline import RunningBaseline
+from ajet.backbone.disk import checkpoint_refusals, disk_refusal, synced
 from ajet.backbone.embedded.beside import Beside
 from ajet.backbone.embedded.lora import LoraNet
 from ajet.backbone.embedded.memory import kv_blocks
@@ -38,7 +37,6 @@ from ajet.trajectory.batch import TrainBatch
 SMALL_MODEL = 500_000
 """Below this many parameters one torch thread is faster than several, and training works in lanes."""
 MAX_LANES = 4
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
 STATE_JSON, STATE_TENSORS = "trainer_state.json", "trainer_state.safetensors"
 
 
@@ -160,15 +158,8 @@ class Engine:
         Raises:
             DiskRefused: the disk is full or read-only.
         """
-        try:
+        with checkpoint_refusals(directory):
             self._write(directory)
-        except (OSError, SafetensorError) as error:
-            refused = disk_refusal(error)
-            if refused is None:
-                raise
-            raise DiskRefused(
-                f"The disk under {directory} refuses a checkpoint ({refused}). Free some space, or make it writable"
-            ) from error
 
     def _write(self, directory: Path) -> None:
         self.net.save(directory)
@@ -297,26 +288,6 @@ def new_sampler(
         net.extend, kv, vocab=net.vocab, max_seqs=rollout.max_num_seqs,
         max_len=min(max_len, (blocks - 1) * BLOCK - 1), eos=eos, seed=seed, version=version, native=native,
     )  # fmt: skip
-
-
-def synced(path: Path) -> None:
-    """fsync ``path`` and, of a folder, all that is in it."""
-    for each in [*path.rglob("*"), path] if path.is_dir() else [path]:
-        fd = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
-def disk_refusal(error: OSError | SafetensorError) -> str | None:
-    """What the disk said, where that is what ``error`` is about."""
-    if isinstance(error, OSError):
-        code = error.errno
-    else:  # safetensors tells the number in words only
-        found = re.search(r"os error (\d+)", str(error))
-        code = int(found.group(1)) if found else None
-    return os.strerror(code) if code in _DISK_ERRORS else None
 
 
 def physical_cores() -> int:

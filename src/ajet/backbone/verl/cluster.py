@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
+from ajet.backbone.disk import checkpoint_refused
 from ajet.backbone.fingerprint import combined
 from ajet.backbone.verl import mapping
 from ajet.backbone.verl.entries import Entry, dealt, from_verl, to_verl, with_gradients
 from ajet.default_config.schema import AjetConfig
-from ajet.schema.errors import ConfigError, DiskRefused
+from ajet.schema.errors import ConfigError
 
 _STORE_BYTES = 200 * 2**20
 _FORWARDED = ("AJET_", "GLOO_", "HF_", "NCCL_", "OMP_", "TOKENIZERS_", "VERL_", "VLLM_")
@@ -206,9 +207,7 @@ class Cluster:
         self._progressed()
         refused = [f"worker {rank}: {words}" for rank, words in enumerate(answers) if words]
         if refused:
-            raise DiskRefused(
-                f"The disk under {directory} refuses a checkpoint ({'; '.join(refused)}). Free some space, or make it writable"
-            )
+            raise checkpoint_refused(directory, "; ".join(refused))
 
     def load(self, directory: Path) -> None:
         self.group.load_checkpoint(str(directory))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.algorithm.baseline import RunningBaseline
-from ajet.backbone.embedded.engine import disk_refusal, synced
+from ajet.backbone.disk import checkpoint_refusals, synced
 from ajet.backbone.embedded.net import copy_beside, eos_ids
 from ajet.backbone.fingerprint import same_weights
 from ajet.backbone.models import model_dir
@@ -120,15 +120,8 @@ class Engine:
             "world": self.cluster.world, "digest": self.cluster.digest(),
             "running_baseline": self.trainer.baseline.to_state(),
         }  # fmt: skip
-        try:
+        with checkpoint_refusals(directory):
             self._describe(directory, state)
-        except OSError as error:
-            refused = disk_refusal(error)
-            if refused is None:
-                raise
-            raise DiskRefused(
-                f"The disk under {directory} refuses a checkpoint ({refused}). Free some space, or make it writable"
-            ) from error
 
     def _describe(self, directory: Path, state: dict[str, Any]) -> None:
         """What a checkpoint has beside weights: the model's description and tokenizer, and the trainer's state."""

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ajet.backbone.embedded.engine import disk_refusal, synced
+from ajet.backbone.disk import disk_refusal, synced
 from ajet.backbone.lora import FOLDER, is_adapter, merged, plain_name, save_adapter
 from ajet.default_config.schema import LoraConfig
 
