@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.copilot.job import KEYWORDS, AgentJetJob, build_job_from_yaml
-from ajet.default_config.document import document
 from ajet.default_config.load import (
     config_from_dict,
     job_diff,
@@ -247,13 +246,6 @@ def test_to_dict_is_what_a_file_holds() -> None:
 
 
 # ── the reference page ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_reference_page_is_up_to_date() -> None:
-    page = ROOT / "docs" / "configuration.md"
-    assert page.read_text(encoding="utf-8") == document(), (
-        "python -m ajet.default_config.document > docs/configuration.md"
-    )
 
 
 def test_every_key_is_documented() -> None:
