@@ -5,8 +5,6 @@ ajet-swarm start                                            # in one shell
 python tutorial/example_frameworks/agentscope_agent.py      # in another
 """
 
-import asyncio
-
 from agentscope.agent import Agent, InjectionConfig, ReActConfig
 from agentscope.credential import OpenAICredential
 from agentscope.message import UserMsg
@@ -15,6 +13,7 @@ from agentscope.permission import PermissionBehavior, PermissionDecision
 from agentscope.tool import FunctionTool, Toolkit
 
 from ajet.envs.arithmetic import Problem, calculate
+from ajet.envs.loop import run_shared
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from tutorial.example_frameworks.loop import train
 
@@ -56,7 +55,7 @@ async def play(problem: Problem, api: OpenaiBaseUrlAndApiKey) -> float:
 
 
 def solve(problem: Problem, api: OpenaiBaseUrlAndApiKey) -> float:
-    return asyncio.run(play(problem, api))
+    return run_shared(play(problem, api))  # one event loop for all: AgentScope leaves its connections to it
 
 
 if __name__ == "__main__":

@@ -93,5 +93,12 @@ def _verdict(error: BaseException) -> Outcome:
 
 
 def _code(error: BaseException) -> object:
-    """The ``code`` of an OpenAI-style API error (the SDK's exceptions carry the body's)."""
-    return getattr(error, "code", None) if hasattr(error, "status_code") else None
+    """The ``code`` of an OpenAI-style API error: the SDK's exceptions carry the body's, an HTTP library's the response."""
+    if hasattr(error, "status_code"):
+        return getattr(error, "code", None)
+    if type(error).__name__ not in ("HTTPStatusError", "HTTPError"):
+        return None
+    try:
+        return error.response.json()["error"]["code"]  # type: ignore[attr-defined]
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):  # no response, not ours, or not read
+        return None

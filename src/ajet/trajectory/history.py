@@ -86,7 +86,7 @@ def link(digest: str, text: str) -> str:
 
 def _key(message: Message) -> tuple[str, str] | str:
     """What makes two messages the same; a pair where only role and text count."""
-    if any(message.get(part) for part in ("reasoning_content", "tool_calls", "tool_call_id", "name")):
+    if any(message.get(part) for part in ("reasoning_content", "tool_calls", "tool_call_id")) or _name(message):
         return canonical(message)
     return message.get("role") or "", content_text(message.get("content"))
 
@@ -106,9 +106,15 @@ def canonical(message: Message) -> str:
         message.get("reasoning_content") or "",
         calls,
         message.get("tool_call_id") or "",
-        message.get("name") or "",
+        _name(message),
     ]
     return json.dumps(parts, ensure_ascii=False)
+
+
+def _name(message: Message) -> str:
+    """Who is named as the speaker. Replies leave here without a name and frameworks (AgentScope) put their agent's in, so
+    an assistant's counts only in the text: where a template writes it, the rendered prompt no longer continues."""
+    return "" if message.get("role") == "assistant" else message.get("name") or ""
 
 
 def _arguments(function: dict[str, Any]) -> Any:

@@ -47,7 +47,8 @@ async def test_closing_sends_the_head_first():
     joined.write(b"head")
     joined.close()
     await asyncio.sleep(0)
-    assert wire.written == [b"head"] and joined.is_closing()
+    assert wire.written == [b"head"]
+    assert joined.is_closing()
 
 
 def test_all_who_watch_a_peer_are_told_once_and_those_who_come_later_can_see_it():
@@ -59,4 +60,5 @@ def test_all_who_watch_a_peer_are_told_once_and_those_who_come_later_can_see_it(
 
     peer.watchers |= {first, lambda: told.append("second")}
     peer.leave()
-    assert sorted(told) == ["first", "second"] and peer.gone
+    assert sorted(told) == ["first", "second"]
+    assert peer.gone

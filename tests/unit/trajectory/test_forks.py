@@ -43,6 +43,26 @@ class Agent:
 SYSTEM = {"role": "system", "content": "It is day 1."}
 
 
+def test_a_framework_that_puts_its_agents_name_into_a_reply_stays_on_the_timeline(renderer):
+    agent = Agent(renderer)
+    history = agent.say([SYSTEM, user("one")], "yes")
+    named = [*history[:-1], {**history[-1], "name": "solver"}]
+    call = agent.reply(agent.trajectory.prepare("a", "a", [*named, user("two")]), "no")
+    assert call.branch == Branch.CONTINUES
+
+
+def test_where_the_template_writes_an_assistants_name_the_name_is_a_branch(tmp_path):
+    writes = (
+        "{%- for m in messages %}{{ '<|im_start|>' + m.role + (' ' + m.name if m.name else '') + '\n' }}"
+        "{{- m.content + '<|im_end|>\n' }}{%- endfor %}" + templates.GENERATE
+    )
+    agent = Agent(ChatRenderer(save_tokenizer(tmp_path, writes, templates.ADDED)))
+    history = agent.say([user("one")], "yes")
+    named = [*history[:-1], {**history[-1], "name": "solver"}]
+    call = agent.reply(agent.trajectory.prepare("a", "a", [*named, user("two")]), "no")
+    assert call.branch not in (Branch.FIRST, Branch.CONTINUES)
+
+
 @pytest.mark.parametrize(
     ("change", "cause", "place"),
     [
@@ -51,7 +71,7 @@ SYSTEM = {"role": "system", "content": "It is day 1."}
         (lambda h: [*h[:2], {**h[2], "content": "yes."}, *h[3:]], "history_edited", (2, "content", "yes", "yes.")),
         (lambda h: [h[0], *h[3:]], "messages_removed", (1, "content", "one", "two")),
         (lambda h: [h[0], user("unheard of")], "new_conversation", (1, "content", "one", "unheard of")),
-        (lambda h: [*h[:4], {**h[4], "name": "bob"}], "history_edited", (4, "name", "", "bob")),
+        (lambda h: [*h[:3], {**h[3], "name": "bob"}, h[4]], "history_edited", (3, "name", "", "bob")),
     ],
 )  # fmt: skip
 def test_the_message_that_differs_is_named_with_both_texts(renderer, change, cause, place):

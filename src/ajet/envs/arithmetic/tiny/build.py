@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +62,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 def split(tokenizer: PreTrainedTokenizerFast, example: Conversation) -> tuple[str, str]:
     """Prompt and reply of an example, as the chat template writes both; the reply with its end token."""
-    messages, tools = example
+    messages, offered = example
+    tools: Any = offered
     # Templates want arguments as objects, as the server hands them over.
     for message in messages:
         for call in message.get("tool_calls", ()):
