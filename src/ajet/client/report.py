@@ -9,7 +9,19 @@ BAR_WIDTH = 24
 
 def rollout_stat(status: dict[str, Any]) -> dict[str, Any]:
     """The parts of a status that concern collection."""
-    keys = ("state", "step", "total_steps", "policy_version", "pool", "leases", "drops", "held", "shares", "eval", "warnings")
+    keys = (
+        "state",
+        "step",
+        "total_steps",
+        "policy_version",
+        "pool",
+        "leases",
+        "drops",
+        "held",
+        "shares",
+        "eval",
+        "warnings",
+    )
     return {key: status.get(key) for key in keys}
 
 
