@@ -97,18 +97,27 @@ def test_the_callback_is_called_once_for_each_update_and_may_fail(server, run_sc
     assert server.state() == "FINISHED"
 
 
-def test_one_call_trains_and_eval_and_debug_stand_beside_it(server, run_script):
-    training = run(run_script, server, "auto_train.py", "--steps", "12")
-    server.wait_step(1)
+def test_one_call_trains_until_training_is_finished(server, run_script):
+    assert "2 steps" in output_of(run(run_script, server, "auto_train.py", "--steps", "2"))
+    assert server.state() == "FINISHED"
+
+
+def test_eval_and_debug_episodes_stand_beside_training(server, run_script):
+    training = run(run_script, server, "auto_train.py", "--steps", "100000")
+    server.wait_step(3)
     looked = output_of(run(run_script, server, "look.py"))
     evaluated = output_of(run(run_script, server, "evaluate.py"))
     assert looked.count("fate: aborted") == 2
     assert "mean reward" in evaluated
-    assert re.search(r"12 steps", output_of(training))
-    status = server.status()
-    assert status["drops"].get("aborted", 0) == 2  # those of look.py; nothing else was lost by it
-    reported = sum(step.get("eval/episodes", 0) for step in server.steps()) + status["eval"]["episodes"]
-    assert reported == 8
+    assert server.status()["drops"].get("aborted", 0) == 2  # those of look.py; nothing else was lost by it
+
+    def reported() -> int:
+        waiting = server.status()["eval"]["episodes"]
+        return waiting + sum(step.get("eval/episodes", 0) for step in server.steps())
+
+    processes.until(lambda: reported() == 8, what="every eval episode in the metrics")
+    assert training.poll() is None
+    training.kill()
 
 
 def test_no_tutorial_is_longer_than_it_should_be():
