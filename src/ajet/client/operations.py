@@ -33,6 +33,7 @@ from ajet.schema.errors import (
     TrainingFinished,
     error_from_body,
 )
+from ajet.schema.status import Status
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.schema.throttle import SwarmThrottlePolicy
 from ajet.schema.wire import (
@@ -49,7 +50,6 @@ from ajet.schema.wire import (
     JobAnswer,
     JobRequest,
     NotYet,
-    Status,
 )
 
 API = "/swarm/v1"

@@ -161,7 +161,7 @@ class SwarmClient:
         self.wait_until(EngineState.OFFLINE)
 
     def get_status(self, *, wait_step: int | None = None, wait_s: float = 0.0) -> dict[str, Any]:
-        """Everything the server says about itself (:class:`ajet.schema.wire.Status`).
+        """Everything the server says about itself (:class:`ajet.schema.status.Status`).
 
         Args:
             wait_step: answer when this step is reached or training has ended, at the latest after ``wait_s`` seconds.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ajet.pool.groups import GroupPool
-from ajet.schema.wire import Activity, ClientActivity, TaskActivity
+from ajet.schema.status import Activity, ClientActivity, TaskActivity
 from ajet.server.episode import OpenEpisode
 
 QUIET = 0.5

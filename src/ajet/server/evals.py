@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet.pool.records import Done
-from ajet.schema.wire import EvalReport
+from ajet.schema.status import EvalReport
 from ajet.server.rewards import mean_reward
 
 

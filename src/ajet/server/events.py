@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ajet.schema.wire import Event
+from ajet.schema.status import Event
 
 HISTORY = 256
 BACKLOG = 1024

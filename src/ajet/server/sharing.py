@@ -29,7 +29,8 @@ from ajet.pool.leases import LeaseBook
 from ajet.pool.records import ClientSet, MetaSet, Record
 from ajet.pool.roster import Participant, Roster
 from ajet.schema.errors import InvalidRequest
-from ajet.schema.wire import AgreeAnswer, BeginRequest, ShareView
+from ajet.schema.status import ShareView
+from ajet.schema.wire import AgreeAnswer, BeginRequest
 
 AHEAD = 1.5
 """How far ahead of its part of a batch a client plays that says nothing of it."""

@@ -10,7 +10,7 @@ import ajet
 from ajet.pool.filesystem import free_bytes
 from ajet.pool.groups import AGREE_RULES, GroupPool
 from ajet.pool.journal import Journal
-from ajet.schema.wire import CheckpointStatus, DiskStatus, LeaseStatus, PoolFill, Status
+from ajet.schema.status import CheckpointStatus, DiskStatus, LeaseStatus, PoolFill, Status
 from ajet.server.activity import activity
 from ajet.server.engine import Engine
 

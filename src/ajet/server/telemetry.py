@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 
-from ajet.schema.wire import Speeds
+from ajet.schema.status import Speeds
 
 WINDOW_S = 10.0
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ajet.default_config.schema import AjetConfig
-from ajet.schema.wire import TrackerStatus
+from ajet.schema.status import TrackerStatus
 from ajet.tracking.names import chosen
 from ajet.tracking.steps import Cursor, line
 

@@ -3,7 +3,7 @@
 import math
 import time
 
-from ajet.schema.wire import Status
+from ajet.schema.status import Status
 from tests.fakes.backbone import FakeBackbone
 
 

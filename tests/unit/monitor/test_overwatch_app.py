@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ajet.monitor.overwatch.app import Overwatch
 from ajet.schema.errors import InvalidKey
-from ajet.schema.wire import Activity
+from ajet.schema.status import Activity
 from tests.unit.monitor.views import NOW, FakeFeed, client, rolling, seen, task
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ajet.monitor.overwatch.drawing import bar, clean, clock, count, curve, cut, duration, many, size, wrap
 from ajet.monitor.overwatch.frame import frame
-from ajet.schema.wire import Activity, CheckpointStatus, DiskStatus, EngineState, LeaseStatus, PoolFill
+from ajet.schema.status import Activity, CheckpointStatus, DiskStatus, LeaseStatus, PoolFill
+from ajet.schema.wire import EngineState
 from tests.unit.monitor.views import NOW, RUN, client, idle, rolling, seen, steps, task
 
 LONG = "a-very-long-name-" * 20

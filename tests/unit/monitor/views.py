@@ -12,18 +12,18 @@ from urllib.parse import parse_qs, urlsplit
 
 from ajet.monitor.overwatch.feed import View
 from ajet.schema.errors import AjetError, InvalidKey, error_body
-from ajet.schema.wire import (
+from ajet.schema.status import (
     Activity,
     CheckpointStatus,
     ClientActivity,
     DiskStatus,
-    EngineState,
     LeaseStatus,
     PoolFill,
     Speeds,
     Status,
     TaskActivity,
 )
+from ajet.schema.wire import EngineState
 
 NOW = 1_750_000_000.0
 URL = "http://127.0.0.1:10086"

@@ -22,7 +22,7 @@ from ajet.client.settings import Settings
 from ajet.client.transport import AsyncTransport
 from ajet.monitor.overwatch.drawing import clean
 from ajet.schema.errors import AjetError, Forbidden, InvalidKey, error_from_body
-from ajet.schema.wire import MetricsHistory, Status
+from ajet.schema.status import MetricsHistory, Status
 
 TOP = 50
 """Clients and tasks that are asked for."""

@@ -25,7 +25,8 @@ from ajet.monitor.overwatch.layout import (
     message,
     parts,
 )
-from ajet.schema.wire import DiskStatus, EngineState, Status
+from ajet.schema.status import DiskStatus, Status
+from ajet.schema.wire import EngineState
 
 NARROWEST = 40
 WIDE = 120

@@ -8,7 +8,7 @@ from ajet.monitor.overwatch.curves import Curve, curves
 from ajet.monitor.overwatch.drawing import bar, clean, count, curve, cut, duration, many
 from ajet.monitor.overwatch.feed import View
 from ajet.monitor.overwatch.layout import CARE, DIM, GOOD, LABEL, TROUBLE, Part, Section, column, labelled, parts, row
-from ajet.schema.wire import ClientActivity, Status, TaskActivity
+from ajet.schema.status import ClientActivity, Status, TaskActivity
 
 CURVE = 100
 """Longest curve, in cells."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ajet.pool import journal_read
 from ajet.pool.groups import task_space
-from ajet.schema.wire import GroupView, MetricsHistory, PoolAnswer
+from ajet.schema.status import GroupView, MetricsHistory, PoolAnswer
 from ajet.server.engine import Engine
 from ajet.server.http import json_response, whole_number
 from ajet.server.metrics import line

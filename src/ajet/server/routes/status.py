@@ -12,7 +12,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ajet.schema.errors import InvalidRequest
-from ajet.schema.wire import MAX_WAIT_S, EngineState, Event, Status
+from ajet.schema.status import Event, Status
+from ajet.schema.wire import MAX_WAIT_S, EngineState
 from ajet.server.engine import Engine
 from ajet.server.http import json_response, until_disconnect, whole_number
 from ajet.server.routes.route import SWARM, Route
