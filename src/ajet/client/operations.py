@@ -1,37 +1,26 @@
-"""What a client does, without input or output: each operation is a generator of effects.
-
-An operation yields :class:`Call` (send this, hand me the :class:`Reply`, or throw :class:`ConnectionFault` into me)
-and :class:`Pause` (wait). The blocking and the asyncio client drive the same generators, so waiting, retrying,
-request ids and error mapping exist once.
-"""
+"""What a client does, without input or output: each operation is a generator of effects (:mod:`ajet.client.exchange`)."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 from urllib.parse import quote
 
-from pydantic import BaseModel, ValidationError
-
 from ajet.client import advice
+from ajet.client.exchange import Call, Exchange, Operation, Pause, Reply, as_json, checked, read
 from ajet.client.leases import OpenEpisodes
-from ajet.client.retry import RETRYABLE_STATUS, Backoff
+from ajet.client.retry import Backoff
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import (
-    AjetError,
-    ConfigError,
     EngineFailed,
     EngineUnavailable,
     EpisodeGone,
     InvalidRequest,
-    JobConflict,
     NotFound,
     ServerUnreachable,
     TrainingFinished,
-    error_from_body,
 )
 from ajet.schema.status import Status
 from ajet.schema.task import Task, WorkflowOutput
@@ -54,55 +43,11 @@ from ajet.schema.wire import (
 
 API = "/swarm/v1"
 LONG_POLL_S = 30.0
-DISK_PATIENCE = 144
-"""A server that answers that its disk is full is waited for so many times longer (a day, by default): it is there, what
-it was told before is safe, and making room takes a human."""
-NOTICE_EVERY_S = 15.0
 ABORT_BUDGET_S = 30.0
 SERVING = (EngineState.ROLLING, EngineState.UPDATING, EngineState.FINISHED)
 
 
-@dataclass(frozen=True)
-class Call:
-    """One HTTP request. ``wait_s``: how long the server may hold it before it answers. ``limit_s``: the longest wait for
-    an answer, where somebody who leaves does not want to wait as long as usual."""
-
-    method: str
-    path: str
-    content: bytes | None = None
-    params: dict[str, str] = field(default_factory=dict)
-    wait_s: float = 0.0
-    limit_s: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.method} {self.path}"
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Wait ``seconds`` before going on."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Reply:
-    """Status, decoded body (None where it was not JSON) and the server's Retry-After in seconds."""
-
-    status: int
-    body: Any
-    retry_after: float | None = None
-
-
-class ConnectionFault(Exception):
-    """No reply: refused, reset, timed out, cut. The request may or may not have arrived."""
-
-
-T = TypeVar("T")
-Operation = Generator[Call | Pause, Any, T]
-
-
-class Operations:
+class Operations(Exchange):
     """The operations of one client, and what they share: identity, leases, budget, notices.
 
     Args:
@@ -119,104 +64,13 @@ class Operations:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.server_url = server_url
+        super().__init__(server_url, retry_budget_s=retry_budget_s, say=say, clock=clock)
         self.client_id = f"client-{uuid.uuid4().hex}"
-        self.retry_budget_s = retry_budget_s
         self.leases = OpenEpisodes()
         self.share: str | None = None
         """The part of each batch that this client plays for."""
         self.debug = False
         """Every episode will be aborted."""
-        self._say = say
-        self._clock = clock
-        self._last_notice = -NOTICE_EVERY_S
-        self._answered = False
-        """Whether the server was ever there: one that was is waited for without advice on where to look for it."""
-        self._server_version = ""
-        self._told: set[str] = set()
-
-    # ── one request ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def request(self, call: Call, budget_s: float | None = None) -> Operation[Reply]:
-        """Send ``call`` until it is answered for good.
-
-        Raises:
-            ServerUnreachable: no answer within the budget; the last failure is its cause.
-            AjetError: the server's own error, when trying again cannot help.
-        """
-        budget = self.retry_budget_s if budget_s is None else budget_s
-        # Only what has no budget of its own waits so long: leaving an episode must not take an hour.
-        patience = budget * DISK_PATIENCE if budget_s is None else budget
-        backoff, full_disk = Backoff(budget), Backoff(patience)
-        while True:
-            cause: Exception
-            retry_after = None
-            tries, limit = backoff, budget
-            try:
-                reply: Reply = yield call
-            except ConnectionFault as fault:
-                cause = fault
-            else:
-                if reply.status < 300:
-                    self._answered = True
-                    return reply
-                cause = self._error(call, reply)
-                if reply.status not in RETRYABLE_STATUS:
-                    raise cause
-                retry_after = reply.retry_after
-                if reply.status == 507:
-                    tries, limit = full_disk, patience
-            delay = tries.next_delay(self._clock(), retry_after)
-            if delay is None:
-                within = f" within {limit:g} s" if limit else ""
-                answered = f"No answer from {self.server_url} to {call}{within}: {cause}"
-                raise ServerUnreachable(f"{answered.rstrip('.')}. {self._advice(cause)}") from cause
-            waited = tries.waited(self._clock())
-            if waited + delay > 1.0:
-                advice = "" if self._answered else f" {self._advice(cause)}"
-                self.notice(
-                    f"waiting for {self.server_url} since {waited:.0f} s ({cause}); giving up after {limit:g} s.{advice}"
-                )
-            yield Pause(delay)
-
-    def _advice(self, cause: Exception) -> str:
-        """What to do where nobody answers; a server that answered with an error has said so itself."""
-        return advice.unreachable(self.server_url, cause) if isinstance(cause, ConnectionFault) else ""
-
-    def _of_reply(self, call: Call, reply: Reply) -> AjetError:
-        foreign = advice.no_swarm_server(self.server_url, call, reply.status, reply.body)
-        if foreign is not None:
-            error = AjetError(foreign)
-            error.http_status = reply.status  # type: ignore[misc]
-            return error
-        error = error_from_body(reply.status, reply.body)
-        skew = advice.other_version(self._server_version)
-        if skew and isinstance(error, (InvalidRequest, ConfigError, NotFound)):
-            return type(error)(f"{error.message} {skew}", param=error.param, details=error.details)
-        return error
-
-    def _error(self, call: Call, reply: Reply) -> AjetError:
-        error = self._of_reply(call, reply)
-        error.retry_after = reply.retry_after
-        if isinstance(error, JobConflict):
-            diff = error.details.get("diff") or {}
-            lines = [f"  {key}: {old!r} runs, {new!r} asked for" for key, (old, new) in diff.items()]
-            if lines and lines[0] not in error.message:
-                error = JobConflict("\n".join([error.message, *lines]), param=error.param, details=error.details)
-        return error
-
-    def notice(self, text: str) -> None:
-        """Say ``text``, at most every :data:`NOTICE_EVERY_S` seconds, however many threads wait."""
-        now = self._clock()
-        if now - self._last_notice >= NOTICE_EVERY_S:
-            self._last_notice = now
-            self._say(text)
-
-    def tell_once(self, text: str) -> None:
-        """Say ``text`` the first time."""
-        if text not in self._told:
-            self._told.add(text)
-            self._say(text)
 
     # ── job and engine ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -465,11 +319,6 @@ class Operations:
         return (yield from self.request(Call("GET", f"{API}/episodes/{quote(episode, safe='')}", params=params))).body
 
 
-# ── small parts ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-M = TypeVar("M", bound=BaseModel)
-
-
 def end_request(task: Task, output: WorkflowOutput) -> EndRequest:
     """What reports ``output``. Raises :class:`InvalidRequest` for what no server takes."""
     task = check_output(task, output)
@@ -503,34 +352,6 @@ def as_throttle(policy: Any) -> SwarmThrottlePolicy | None:
     if not isinstance(fields, dict):
         raise InvalidRequest(f"throttle_policy is a SwarmThrottlePolicy, not {policy!r}.", param="throttle_policy")
     return checked(SwarmThrottlePolicy, **fields)
-
-
-def as_json(model: BaseModel, *, only_set: bool = False) -> bytes:
-    """``model`` as JSON. Raises :class:`InvalidRequest` where something in it is not JSON-able."""
-    try:
-        return model.model_dump_json(exclude_unset=only_set).encode()
-    except ValueError as err:
-        raise InvalidRequest(f"Tasks and outputs travel as JSON, and this one cannot: {err}") from err
-
-
-def read(model: type[M], body: Any) -> M:
-    """The answer ``body`` as ``model``."""
-    try:
-        return model.model_validate(body)
-    except ValidationError as err:
-        raise AjetError(
-            f"The server's answer is no {model.__name__}. Is this address a swarm server, and of a version that fits?"
-        ) from err
-
-
-def checked(model: type[M], **fields: Any) -> M:
-    """A request of ``fields``; wrong ones raise :class:`InvalidRequest`."""
-    try:
-        return model(**fields)
-    except ValidationError as err:
-        first = err.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        raise InvalidRequest(f"{name}: {first['msg']}, found {first['input']!r}.", param=name) from err
 
 
 def engine_failed(status: dict[str, Any]) -> EngineFailed:

@@ -17,9 +17,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.client.episode import Episode
+from ajet.client.exchange import ConnectionFault, Operation, Pause
 from ajet.client.finish import StopTraining
 from ajet.client.heartbeat import HeartbeatThread
-from ajet.client.operations import LONG_POLL_S, ConnectionFault, Operation, Operations, Pause
+from ajet.client.operations import LONG_POLL_S, Operations
 from ajet.client.report import rollout_stat, rollout_text
 from ajet.client.scope import current_scope
 from ajet.client.settings import DEFAULT_POOL_SIZE, DEFAULT_RETRY_BUDGET_S, Settings

@@ -21,7 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from ajet.client.operations import Call, ConnectionFault, Reply
+from ajet.client.exchange import Call, ConnectionFault, Reply
 from ajet.schema.endpoint import is_loopback_url
 from ajet.schema.errors import AjetError
 

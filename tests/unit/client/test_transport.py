@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ajet.client.operations import Call, ConnectionFault
+from ajet.client.exchange import Call, ConnectionFault
 from ajet.client.transport import BlockingTransport
 
 OK = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 11\r\n\r\n{"a": "b"}\n'

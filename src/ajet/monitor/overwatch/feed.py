@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from ajet.client.operations import API, Call, ConnectionFault, read
+from ajet.client.exchange import Call, ConnectionFault, read
+from ajet.client.operations import API
 from ajet.client.retry import Backoff
 from ajet.client.settings import Settings
 from ajet.client.transport import AsyncTransport
