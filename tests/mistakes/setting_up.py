@@ -107,7 +107,7 @@ JOB = [
         "unknown key", "script", T("A misspelt key in the YAML", "YAML 里的键写错"),
         "job.yaml:2: unknown key rollout.num_repeats. Did you mean rollout.num_repeat?",
         T("File, line and the nearest key are named. All keys: [configuration](configuration.md).",
-          "提示里有文件、行号和最接近的键。全部键见[配置](configuration.md)。"),
+          "提示里有文件、行号和最接近的键。全部键见[配置](configuration.zh.md)。"),
     ),
     Row(
         "wrong type", "server", T("A value of the wrong type", "值的类型不对"),
@@ -147,7 +147,7 @@ JOB = [
     Row(
         "one device", "script", T("Several GPUs, or several hosts, with `backbone: embedded`", "`backbone: embedded` 却要多块 GPU 或多台机器"),
         "trainer_common.nnodes is 2, but backbone embedded uses one device. Set trainer_common.nnodes: 1, or backbone: verl.",
-        T("[verl](verl.md) trains on several.", "多设备训练请用 [verl](verl.md)。"),
+        T("[verl](verl.md) trains on several.", "多设备训练请用 [verl](verl.zh.md)。"),
     ),
     Row(
         "no model", "script", T("The model's path does not exist on the server", "服务器上没有这个模型路径"),
@@ -180,8 +180,8 @@ JOB = [
     ),
     Row(
         "two jobs", "script", T("Two clients with different jobs", "两个客户端的任务不同"),
-        "The engine is ROLLING with another job (they differ in rollout.num_repeat). Use the running one, or stop the engine first "
-        "(force_restart=True).\n  rollout.num_repeat: 2 runs, 3 asked for",
+        "The engine is ROLLING with another job (they differ in rollout.num_repeat). Use that job, or end it first: `ajet-swarm "
+        "stop`, or auto_sync_train_config_and_start_engine(job, force_restart=True).\n  rollout.num_repeat: 2 runs, 3 asked for",
         T("Give all clients of one server the same job.", "同一服务器的所有客户端使用同一个任务。"),
     ),
     Row(

@@ -59,6 +59,7 @@ def main() -> None:
         max_env_worker=32, max_prompt_length=128, max_response_length=384, max_model_len=512,
         max_response_length_in_one_turn=12, mini_batch_num=2, lr=5e-4, total_training_steps=args.steps,
     )  # fmt: skip
+    job.config.rollout.val_kwargs.temperature = 1.0  # eval games are greedy by default, and would all be alike
     client = SwarmClient(args.swarm_url)
     client.auto_sync_train_config_and_start_engine(job)
 

@@ -7,15 +7,17 @@ The resolved values read back as attributes of the same names (``job.num_repeat`
 
 from __future__ import annotations
 
+import difflib
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 from ajet.default_config.load import Layer, build_config, layer_under_root
 from ajet.default_config.schema import AjetConfig
 from ajet.default_config.yaml_source import read_layer
+from ajet.schema.errors import ConfigError
 from ajet.schema.uncaught import speak_plainly
 
 KEYWORDS: dict[str, str] = {
@@ -137,8 +139,11 @@ class AgentJetJob:
         total_training_steps: int | None = None,
         timeline_compare_level: str | None = None,
         ensure_new_experiment: bool = False,
+        **unknown: NoReturn,
     ) -> None:
         speak_plainly()
+        for name in unknown:
+            raise _unknown_keyword(name)
         given = {name: value for name, value in locals().items() if name in KEYWORDS and value is not None}
         layers = []
         if base_yaml_config is not None:
@@ -192,6 +197,17 @@ class AgentJetJob:
 def build_job_from_yaml(path: str | Path) -> AgentJetJob:
     """The job of a YAML file."""
     return AgentJetJob(base_yaml_config=path)
+
+
+def _unknown_keyword(name: str) -> ConfigError:
+    """What to write instead of a keyword that there is not."""
+    close = difflib.get_close_matches(name, [*KEYWORDS, "base_yaml_config", "ensure_new_experiment"], n=1, cutoff=0.6)
+    meant = f" Did you mean {close[0]}?" if close else ""
+    return ConfigError(
+        f"AgentJetJob has no keyword {name!r}.{meant} Keys without a keyword go into a YAML file (base_yaml_config=…) or are "
+        "set on the job: job.config.<section>.<key> = …",
+        param=name,
+    )
 
 
 def _keyword_layer(given: dict[str, Any]) -> Layer:

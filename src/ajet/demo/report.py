@@ -132,12 +132,12 @@ def print_report(summary: dict[str, Any], folder: Path, picture: Path | None, ch
         console.print(behaviour_table(summary))
     console.print(f"training took {summary['wall_seconds']:.0f} s for {summary['steps']} steps")
     if picture:
-        console.print(f"curve       {picture}")
-    console.print(f"summary     {folder / 'summary.json'}")
+        console.print(f"curve       {picture}", soft_wrap=True)
+    console.print(f"summary     {folder / 'summary.json'}", soft_wrap=True)
     for which, paths in summary["replays"].items():
         console.print(f"replays     {len(paths)} {which}: ajet-swarm replay {folder / paths[-1]}", soft_wrap=True)
     if checkpoint:
-        console.print(f"checkpoint  {checkpoint}")
+        console.print(f"checkpoint  {checkpoint}", soft_wrap=True)
 
 
 def draw_curve(summary: dict[str, Any], path: Path) -> Path | None:

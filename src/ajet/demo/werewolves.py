@@ -97,7 +97,8 @@ def run(
             folder / "demo_client.log",
             lines=True,
         )  # fmt: skip
-        console.print(f"server   {url}   (log: {folder / 'demo_server.log'})")
+        console.print(f"server   {url}   (log: {folder / 'demo_server.log'})", soft_wrap=True)
+        console.print(f"watch    ajet-swarm overwatch --swarm-url {url}   (in another terminal)", soft_wrap=True)
         console.print(
             f"client   {len(targets)} trainable role(s): {', '.join(targets)}   (log: {folder / 'demo_client.log'})"
         )

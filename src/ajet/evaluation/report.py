@@ -18,8 +18,12 @@ PLAIN = frozenset({"speech_chars", "first_claim_day", "calls", "days"})
 FIRST = ("win", "draw")
 
 
+WIDTH = 100
+"""Columns that the tables take at least: a number cut off says nothing, a line that wraps can still be read."""
+
+
 def compare(role: str, series: Mapping[str, Series]) -> dict[str, Any]:
-    """Every metric of one role: estimates by policy, and with two policies the paired difference (second - first)."""
+    """Every metric of one role: estimates by policy, and with two policies the paired difference (first - second)."""
     names = sorted({name for s in series.values() for name in s.names()}, key=_order)
     tree: dict[str, Any] = {}
     for name in names:
@@ -33,7 +37,7 @@ def compare(role: str, series: Mapping[str, Series]) -> dict[str, Any]:
                     for g, (a, b) in enumerate(zip(first.measures, second.measures, strict=True))
                     if a is not None and b is not None
                 ]
-                tree[shown]["difference"] = _plain(difference(first.units(name, both), second.units(name, both)))
+                tree[shown]["difference"] = _plain(difference(second.units(name, both), first.units(name, both)))
     return tree
 
 
@@ -66,19 +70,23 @@ def external(series: Sequence[Series]) -> dict[str, float]:
 
 def print_report(console: Console, tree: Mapping[str, Any]) -> None:
     """Tables of an evaluation."""
+    console.width = max(console.width, WIDTH)
     policies = tree["policies"]
     for key, policy in policies.items():
         console.print(
             f"{key:9} {policy['path']}" + (f"  (step {policy['step']})" if policy["step"] is not None else "")
         )
-    console.print(f"opponents {tree['opponents']}; {tree['games']} games a role, {tree['void']} void, 95% intervals")
+    console.print(
+        f"opponents {tree['opponents']}; {tree['games']} games a role, {tree['void']} void, 95% intervals"
+        + ("; differences are policy - against, paired by game" if len(policies) == 2 else "")
+    )
     for role, metrics in tree["roles"].items():
         table = Table(title=f"{role} on the policy", title_justify="left", title_style="bold")
         table.add_column("", no_wrap=True)
         for key in policies:
             table.add_column(key, justify="right", no_wrap=True)
         if len(policies) == 2:
-            table.add_column("difference, paired", justify="right", no_wrap=True)
+            table.add_column("policy - against", justify="right", no_wrap=True)
         for name, found in metrics.items():
             digits = 1 if name.split("/")[-1] in PLAIN else 3
             cells = [_cell(found[key], digits) for key in policies]

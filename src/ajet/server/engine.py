@@ -191,8 +191,9 @@ class Engine:
             diff = job_diff(self.job, config)
             if diff:
                 raise JobConflict(
-                    f"The engine is {self.state} with another job (they differ in {', '.join(list(diff)[:8])}). Use the "
-                    "running one, or stop the engine first (force_restart=True).",
+                    f"The engine is {self.state} with another job (they differ in {', '.join(list(diff)[:8])}). Use that "
+                    "job, or end it first: `ajet-swarm stop`, or auto_sync_train_config_and_start_engine(job, "
+                    "force_restart=True).",
                     details={"diff": diff},
                 )
             return False

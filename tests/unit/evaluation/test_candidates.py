@@ -106,7 +106,7 @@ def test_void_games_are_left_out_of_the_pairs_and_the_tree_is_json():
     tree = compare("seer", {"policy": first, "against": second})
     assert tree["win"]["policy"]["games"] == 2
     assert tree["win"]["against"]["games"] == 3
-    assert (tree["win"]["difference"]["value"], tree["win"]["difference"]["games"]) == (0.5, 2)
+    assert (tree["win"]["difference"]["value"], tree["win"]["difference"]["games"]) == (-0.5, 2)
     json.dumps(tree, allow_nan=False)
     assert first.void == 1
     assert external([first, second])["rate_limited"] == 1
