@@ -187,9 +187,9 @@ def test_what_this_machine_cannot_do_says_what_to_set() -> None:
 
 
 def test_a_misspelt_keyword_is_named_with_the_one_that_was_meant() -> None:
-    with pytest.raises(ConfigError, match=r"no keyword 'batchsize'. Did you mean batch_size\?"):
+    with pytest.raises(ConfigError, match=r"no keyword 'batchsize'\. Did you mean batch_size\?"):
         AgentJetJob(batchsize=8)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="no keyword 'quux'. Keys without"):
+    with pytest.raises(ConfigError, match=r"no keyword 'quux'\. Keys without"):
         AgentJetJob(quux=8)  # pyright: ignore[reportArgumentType]
 
 
