@@ -17,7 +17,7 @@ from ajet import SwarmClient
 from tests.e2e.conftest import Server
 from tests.faults import processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 FOLDER = processes.ROOT / "tutorial" / "example_frameworks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("__init__", "loop"))
@@ -25,6 +25,9 @@ NEWER = {"agentscope_agent", "langchain_agent", "pydantic_ai_agent"}
 """Their libraries exist for Python 3.11 and later only."""
 GROWS = {"first", "continues"}
 """How calls stand to those before them where nothing was rewritten and nothing asked twice."""
+
+CUT_OFF = 'reason="chat_errors/episode_gone"'
+"""A call still under way as training ends is refused so: the episode it belongs to is needed no more. No fault."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def test_each_framework_has_its_script():
 @pytest.mark.parametrize("script", [s for s in SCRIPTS if s not in NEWER or sys.version_info >= (3, 11)])
 def test_a_tutorial_trains_through_tool_calls_on_timelines_that_only_grow(server, run_script, script, tmp_path: Path):
     child = run_script(str(FOLDER / f"{script}.py"), "--swarm-url", server.url, cwd=tmp_path)
-    output, _ = child.communicate(timeout=100)
+    output, _ = child.communicate(timeout=200)
     assert child.returncode == 0, output
     assert "trained 2 steps" in output
     assert "Traceback" not in output, output
@@ -65,7 +68,6 @@ def test_a_tutorial_trains_through_tool_calls_on_timelines_that_only_grow(server
     assert [step["step"] for step in steps] == [1, 2]
     branches = {key.partition("/")[2]: n for s in steps for key, n in s.items() if key.startswith("timelines/") and n}
     assert set(branches) == GROWS, branches  # a tool was called and its result was read
-    refused = [
-        line for line in httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines() if "chat_errors" in line
-    ]
+    metrics = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
+    refused = [line for line in metrics if "chat_errors/" in line and CUT_OFF not in line]
     assert not refused
