@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.protocol import Backbone, BackboneDied
 from ajet.pool.disk_health import SLOW_S
+from ajet.pool.groups import GroupPool
 from ajet.pool.reasons import DropReason
 from ajet.pool.records import BatchFormed
 from ajet.schema.wire import EngineState
@@ -34,6 +35,12 @@ _NOTHING = (
     "Step {step} found nothing to train: no token of its episodes is within the limits, so they were dropped and others "
     "are collected. Tokens left out so far: {tokens}. See data.max_prompt_length, data.max_response_length and "
     "swarm.max_policy_lag."
+)
+SCATTERED = 20
+"""Times the groups of a batch; with so many groups begun and none complete, the task ids are hardly meant as they are."""
+_SCATTERED = (
+    "{n} groups are begun and none is complete: each has a part of the {repeat} episodes (num_repeat) that one task id must "
+    "have. Do the episodes of one task share its task_id?"
 )
 
 
@@ -52,6 +59,8 @@ class Cycle:
         self._experiment = experiment
         self._backbone = backbone
         self._died = died
+        self._scattered = SCATTERED * experiment.config.data.train_batch_size
+        """Episodes in the pool from which on it is looked whether they are scattered over too many groups."""
 
     async def run(self) -> None:
         """Return when the engine is to stop. Raises :class:`BackboneDied`."""
@@ -105,12 +114,22 @@ class Cycle:
                 continue
             if drops:
                 continue
+            self._warn_of_scattered(pool)
             registry.admission.pump()  # a share that is waited for no longer leaves room to the others
             seen, deadline = (len(pool), roster.changes), pool.next_deadline()
             wait = None if deadline is None else max(0.05, deadline - now)
             await engine.changed.wait_until(
                 lambda seen=seen: self._ended_or_stopping() or (len(pool), roster.changes) != seen, wait
             )
+
+    def _warn_of_scattered(self, pool: GroupPool) -> None:
+        """Say it once, and again when they are twice as many."""
+        if len(pool) < self._scattered:
+            return
+        self._scattered = 2 * len(pool)
+        begun = len(pool.partial())
+        if not pool.complete() and begun >= SCATTERED * self._experiment.config.data.train_batch_size:
+            self._engine.warn(_SCATTERED.format(n=begun, repeat=self._experiment.config.rollout.num_repeat))
 
     async def _train(self, formed: BatchFormed, built: training.Built, *, collect_s: float) -> None:
         engine, experiment = self._engine, self._experiment

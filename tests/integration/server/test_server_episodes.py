@@ -273,6 +273,21 @@ def test_the_non_dummy_rule_collects_in_place_of_equal_groups(serve):
         assert drops(swarm) == {"equal_rewards": 2}
 
 
+def test_task_ids_that_no_two_episodes_share_are_warned_about(serve, monkeypatch):
+    monkeypatch.setattr("ajet.server.cycle.SCATTERED", 2)
+    with serve() as swarm:
+        swarm.start(job())
+        size = swarm.status()["pool"]["groups_needed"]
+        for n in range(2 * size):
+            swarm.play(f"only-{n}", float(n % 2))
+        engine = swarm.app.engine
+        swarm.play("one-more", 0.0)  # the cycle has looked by the time that it looks again
+        swarm.call(lambda: engine.changed.wait_until(lambda: bool(engine.warnings), DEADLINE_S))
+        (found,) = swarm.status()["warnings"]
+        assert "groups are begun and none is complete" in found
+        assert "share its task_id" in found
+
+
 def test_surplus_groups_train_next_within_the_lag_and_are_dropped_beyond_it(serve):
     with serve() as swarm:
         swarm.start(job(swarm__max_policy_lag=0))
