@@ -13,7 +13,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 
 from ajet import AgentJetJob, PeriodicDrainThreadPoolExecutor, SwarmClient
 from ajet.envs.arithmetic import CALCULATOR, Problem
@@ -24,6 +24,7 @@ from ajet.schema.task import WorkflowOutput
 
 HERE = Path(__file__).parent
 TURNS = 3
+CONNECTIONS = DefaultHttpxClient()  # one pool for all episodes: a pool of its own costs an episode more than its calls
 
 
 def solve(problem: Problem, api: OpenaiBaseUrlAndApiKey, instructions: str | None = None) -> str | None:
@@ -31,15 +32,15 @@ def solve(problem: Problem, api: OpenaiBaseUrlAndApiKey, instructions: str | Non
     tools = {"tools": [CALCULATOR]} if problem.kind == "math" else {}
     messages: list = [{"role": "system", "content": instructions}] if instructions else []
     messages.append({"role": "user", "content": problem.text})
-    with OpenAI(base_url=api.base_url, api_key=api.api_key) as model:
-        for _ in range(TURNS):
-            reply = model.chat.completions.create(model=api.model, messages=messages, **tools).choices[0].message
-            if not reply.tool_calls:
-                return reply.content
-            messages.append(reply)
-            for call in reply.tool_calls:
-                result = use_calculator(call.function.arguments)
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    model = OpenAI(base_url=api.base_url, api_key=api.api_key, http_client=CONNECTIONS)
+    for _ in range(TURNS):
+        reply = model.chat.completions.create(model=api.model, messages=messages, **tools).choices[0].message
+        if not reply.tool_calls:
+            return reply.content
+        messages.append(reply)
+        for call in reply.tool_calls:
+            result = use_calculator(call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return None  # still calling tools: no answer
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from ajet.envs.arithmetic.problems import CALCULATOR, WORDS, Problem, calculate, countdown_problems, math_problems
 
-CALLS, RIGHT_SIGN, REPORTS, SOLVES = 0.5, 0.5, 0.67, 0.33
+CALLS, RIGHT_SIGN, REPORTS, SOLVES = 0.5, 0.5, 0.67, 0.5
 """Shares: calls the tool; with the right operation; reports its result; solves a countdown."""
-LARGEST = 99
+LARGEST = 30
 """Numbers of the warm-up's arithmetic; the task itself stays below."""
 SYSTEMS = (None, "You are a helpful assistant.", "Use the calculator.", "You solve arithmetic problems.")
 """What frameworks and users put first; the model must not mind."""

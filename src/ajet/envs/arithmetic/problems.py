@@ -166,7 +166,7 @@ def _math(rng: random.Random, largest: int) -> Problem:
 
 
 def _countdown(rng: random.Random) -> Problem:
-    numbers = tuple(rng.sample(range(1, 13), 3))
+    numbers = tuple(rng.sample(range(1, 10), 3))
     first, second = rng.sample(numbers, 2)
     sign = rng.choice(list(WORDS.values()))
     if sign == "-" and first < second:

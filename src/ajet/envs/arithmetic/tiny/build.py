@@ -128,9 +128,9 @@ def train(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "model")
-    parser.add_argument("--steps", type=int, default=900)
-    parser.add_argument("--batch", type=int, default=48)
-    parser.add_argument("--lr", type=float, default=5e-3)
+    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--batch", type=int, default=24)
+    parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
