@@ -91,7 +91,8 @@ class Cluster:
                 options["_node_ip_address"] = "127.0.0.1"
             if directory := os.environ.get("AJET_RAY_DIR"):
                 options["_temp_dir"] = directory
-            ray.init(include_dashboard=False, **options)
+            # "local": without an address Ray would join whatever cluster was last started on this host.
+            ray.init(address="local", include_dashboard=False, **options)
         self._progressed()
         slots = {n["NodeID"]: int(n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"]}
         fitting = sum(1 for count in slots.values() if count >= self.host.per_node)
