@@ -149,7 +149,7 @@ async def test_long_work_with_progress_is_no_hang_and_neither_is_idling(qwen2_di
         await backbone.train_step(tiny.make_batch(1, games=30))  # takes in the libraries
         began = time.monotonic()
         await backbone.train_step(tiny.make_batch(2, games=30))
-        games = int(30 * 3 * STUCK_S / (time.monotonic() - began))
+        games = int(30 * 6 * STUCK_S / (time.monotonic() - began))
         backbone.worker.patience = Patience(frozen_s=30.0, stuck_s=STUCK_S)
         began = time.monotonic()
         await backbone.train_step(tiny.make_batch(3, games=games))
