@@ -34,10 +34,10 @@ def test_a_model_against_itself_under_frozen_opponents_leaves_a_report(run_scrip
     for role, metrics in tree["roles"].items():
         win = metrics["win"]
         assert win["policy"]["games"] == win["against"]["games"] == win["difference"]["games"] == 9
-        assert win["difference"]["value"] == pytest.approx(win["against"]["value"] - win["policy"]["value"])
+        assert win["difference"]["value"] == pytest.approx(win["policy"]["value"] - win["against"]["value"])
         assert metrics["calls"]["policy"]["value"] > 1, role
     assert tree["roles"]["werewolf"]["teammate_kill"]["policy"]["value"] > 0
-    assert "difference, paired" in output
+    assert "policy - against" in output
     assert list(tmp_path.iterdir()) == [file]
 
 
