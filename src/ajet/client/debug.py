@@ -27,9 +27,6 @@ def _would_have(task: Task, output: WorkflowOutput) -> str:
 class DebugSwarmClient(SwarmClient):
     """A :class:`SwarmClient` whose episodes are all aborted. Put it in the place of the real one, and nothing else."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-
     def _build(self) -> None:
         super()._build()
         self._operations.debug = True

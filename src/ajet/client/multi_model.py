@@ -218,16 +218,20 @@ class MultiModelEpisode:
         if self._over:
             return
         if error is not None:
-            self.abort(f"parted: {error}" if isinstance(error, EpisodesParted) else abort_reason(error))
+            self.abort(_why(error))
         elif self.output is None:
             self.abort("no output: the episode's block was left without one")
         else:
             try:
                 self.end(self.output)
             except AjetError as refused:
-                parted = isinstance(refused, EpisodesParted)
-                self.abort(f"parted: {refused}" if parted else abort_reason(refused))
+                self.abort(_why(refused))
                 raise
+
+
+def _why(error: BaseException) -> str:
+    """The reason for an abort; that others are recorded is one of its own."""
+    return f"parted: {error}" if isinstance(error, EpisodesParted) else abort_reason(error)
 
 
 def begin_episodes(

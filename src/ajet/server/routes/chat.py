@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -24,6 +24,21 @@ log = logging.getLogger("ajet.chat")
 
 PATH = "/v1/chat/completions"
 _SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class _Asked(NamedTuple):
+    """One request as it was read."""
+
+    key: EpisodeKey
+    body: dict[str, Any]
+    request: ChatRequest
+    identity: Identity
+    scope: Scope
+    receive: Receive
+
+    @property
+    def what(self) -> tuple[EpisodeKey, dict[str, Any], ChatRequest, Identity]:
+        return self[:4]
 
 
 class ChatEndpoint:
@@ -59,10 +74,11 @@ class ChatEndpoint:
                     raise InvalidRequest(f"The body is not JSON: {err}") from None
                 request = parse_chat(body, self._limits)
                 identity = identify(raw, repeat_key, retry_count)
+            asked = _Asked(key, body, request, identity, scope, receive)
             if request.stream:
-                await self._stream(key, body, request, identity, scope, receive, send)
+                await self._stream(asked, send)
                 return
-            answer = await self._whole(key, body, request, identity, scope, receive)
+            answer = await self._whole(asked)
             status, out = 200, list(JSON_HEADERS)
         except AjetError as err:
             status, answer, out = error_parts(err)
@@ -80,27 +96,19 @@ class ChatEndpoint:
         await send({"type": "http.response.start", "status": status, "headers": out})
         await send({"type": "http.response.body", "body": answer})
 
-    async def _whole(
-        self,
-        key: EpisodeKey,
-        body: dict[str, Any],
-        request: ChatRequest,
-        identity: Identity,
-        scope: Scope,
-        receive: Receive,
-    ) -> bytes:
+    async def _whole(self, asked: _Asked) -> bytes:
         task = asyncio.current_task()
         assert task is not None
-        watch = _Watch(scope, receive, task)
+        watch = _Watch(asked, task)
         try:
-            answered = await chat.answer(self._engine, key, body, request, identity)
+            answered = await chat.answer(self._engine, *asked.what)
         except asyncio.CancelledError:
             if watch.gone:
                 raise Disconnected from None
             raise EngineUnavailable(GOING) from None
         finally:
             watch.close()
-        renderer = self._renderer()
+        renderer, request = self._renderer(), asked.request
         choices = [
             {
                 "index": reply.index,
@@ -129,24 +137,13 @@ class ChatEndpoint:
             raise EngineUnavailable("The engine stopped; send the request again when it is ROLLING.")
         return experiment.renderer
 
-    async def _stream(
-        self,
-        key: EpisodeKey,
-        body: dict[str, Any],
-        request: ChatRequest,
-        identity: Identity,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def _stream(self, asked: _Asked, send: Send) -> None:
         """Server-sent events. Headers go out with the first text, so that an early error keeps its status."""
         pieces: asyncio.Queue[tuple[int, str, str, list[dict[str, Any]] | None] | None] = asyncio.Queue()
-        work = asyncio.create_task(
-            chat.answer(self._engine, key, body, request, identity, lambda *piece: pieces.put_nowait(piece))
-        )
+        work = asyncio.create_task(chat.answer(self._engine, *asked.what, lambda *piece: pieces.put_nowait(piece)))
         work.add_done_callback(lambda _: pieces.put_nowait(None))
-        watch = _Watch(scope, receive, work)
-        writer = _Events(send, request)
+        watch = _Watch(asked, work)
+        writer = _Events(send, asked.request)
         try:
             while (piece := await pieces.get()) is not None:
                 await writer.text(*piece)
@@ -156,7 +153,7 @@ class ChatEndpoint:
                 if watch.gone:
                     raise Disconnected from None
                 raise EngineUnavailable("The engine stopped; send the request again when it is ROLLING.") from None
-            await writer.finish(answered, request)
+            await writer.finish(answered, asked.request)
         except AjetError as err:
             if not writer.started:
                 raise
@@ -176,17 +173,17 @@ class ChatEndpoint:
 class _Watch:
     """Cancels ``task`` when the client goes away: told by its connection, or, served by another, by ``receive``."""
 
-    def __init__(self, scope: Scope, receive: Receive, task: asyncio.Task[Any]) -> None:
+    def __init__(self, asked: _Asked, task: asyncio.Task[Any]) -> None:
         self.gone = False
         self._target = task
         self._task: asyncio.Task[None] | None = None
-        self._peer: Peer | None = scope.get("extensions", {}).get(ON_GONE)
+        self._peer: Peer | None = asked.scope.get("extensions", {}).get(ON_GONE)
         if self._peer is not None:
             self._peer.watchers.add(self._leave)
             if self._peer.gone:
                 self._leave()
         else:
-            self._task = asyncio.create_task(self._wait(receive))
+            self._task = asyncio.create_task(self._wait(asked.receive))
 
     def _leave(self) -> None:
         self.gone = True
