@@ -57,7 +57,7 @@ def test_an_image_has_no_root_one_entry_and_a_check_and_copies_only_what_the_con
 
 def test_the_context_holds_the_package_and_nothing_private():
     taken = [str(path) for path in prove.context(ROOT)]
-    assert "src/ajet/cli.py" in taken
+    assert "src/ajet/cli/app.py" in taken
     assert "src/ajet/envs/werewolves/tiny/model/model.safetensors" in taken
     assert not [path for path in taken if path.startswith(("tests", "docs", ".git", "benchmarks"))]
     assert not [
