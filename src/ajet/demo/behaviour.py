@@ -70,15 +70,18 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
 def table(summary: Mapping[str, Any]) -> Table:
     """What changed; a star marks an interval that leaves zero out."""
     shown = Table(title="What training changed (held-out deals; * the interval leaves zero out)", title_justify="left")
-    shown.add_column("role")
     shown.add_column("behaviour", no_wrap=True)
     for label in ("before", "after", "change, 95% interval", ""):
         shown.add_column(label, justify="right", no_wrap=True)
+    heading = None
     for role, words, found in rows(summary):
+        if role != heading:  # a line of its own: a column more would not fit into 80
+            heading = role
+            shown.add_row(f"[bold]{role}[/]")
         a, b, d = found["initial"], found["final"], found["difference"]
         known = d["low"] is not None
         shown.add_row(
-            role, words, f"{a['value']:.3f}", f"{b['value']:.3f}",
+            f"  {words}", f"{a['value']:.3f}", f"{b['value']:.3f}",
             f"{d['value']:+.2f}" + (f" ({d['low']:+.2f} … {d['high']:+.2f})" if known else ""),
             "*" if known and d["low"] * d["high"] > 0 else "",
         )  # fmt: skip

@@ -165,10 +165,10 @@ class Engine:
         self.net.save(directory)
         copy_beside(self.source, directory)
         tensors = self.trainer.optimizer.state_tensors()
-        adapted = isinstance(self.net, LoraNet)
-        if isinstance(self.net, LoraNet):
-            self.net.save_adapter(directory / ADAPTER)
-        if self.dtype != torch.float32 or adapted:
+        adapted = self.net if isinstance(self.net, LoraNet) else None
+        if adapted is not None:
+            adapted.save_adapter(directory / ADAPTER)
+        if self.dtype != torch.float32 or adapted is not None:
             tensors |= {f"master/{n}": w.detach().cpu().contiguous() for n, w in self.net.parameters().items()}
         save_file(tensors, directory / STATE_TENSORS)
         state = {
@@ -179,7 +179,7 @@ class Engine:
             "initial_digest": self._initial_digest,
             "dtype": str(self.dtype),
             "running_baseline": self.trainer.baseline.to_state(),
-            "lora": self.config.lora.model_dump(mode="json") if adapted else None,
+            "lora": self.config.lora.model_dump(mode="json") if adapted is not None else None,
         }
         (directory / STATE_JSON).write_text(json.dumps(state, indent=2))
         synced(directory)
