@@ -249,7 +249,7 @@ class Experiment:
         )
         registry.restore(restored)
         self.registry = registry
-        self.clock = asyncio.create_task(registry.run_clock())
+        self.clock = asyncio.create_task(registry.clock.run())
         for step in steps:
             self.zero_watch.see(step.metrics)
         if steps:

@@ -16,7 +16,6 @@ Used on the event loop only.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter, OrderedDict
@@ -33,6 +32,7 @@ from ajet.pool.records import Counted, Done, Dropped, LeaseOpened
 from ajet.schema.errors import DiskRefused, EpisodeGone, InvalidRequest, NotFound
 from ajet.schema.wire import AbortRequest, EndAnswer, EndRequest
 from ajet.server.admission import Admission
+from ajet.server.clock import Clock
 from ajet.server.episode import OpenEpisode
 from ajet.server.evals import EvalTally
 from ajet.server.events import Events, Signal
@@ -46,8 +46,6 @@ REMEMBERED = 20_000
 """Ended episodes whose fate is kept in memory; older ones are looked up in the journal."""
 ABORT_REASONS = 50
 """Different abort reasons that are counted apart."""
-STALL_S = 5.0
-"""A clock check that comes this late means that the server stood still, not the clients."""
 
 
 @dataclass
@@ -80,18 +78,18 @@ class Registry:
     numbers: dict[str, int] = field(default_factory=dict)
     """Pooled episode → its lease number."""
     _fates: OrderedDict[str, Done] = field(default_factory=OrderedDict)
-    _clock_wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _disk_down_since: float | None = None
     now: Callable[[], float] = time.monotonic
+    clock: Clock = field(init=False)
 
     def __post_init__(self) -> None:
+        self.clock = Clock(self.leases, self.sharing.roster, lambda: self.now(), lambda: self.expire())
         self.admission.on_open = self._opened
         self.sharing.on_change = self.somebody_came_or_went
         self.sharing.count = lambda name: self._count(Counted(name))
 
     def _opened(self, episode: OpenEpisode) -> None:
         self.open[episode.id] = episode
-        self._clock_wake.set()
+        self.clock.wake()
 
     # ── restore ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -309,24 +307,7 @@ class Registry:
             return "abort/other"
         return name
 
-    # ── the clock ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def run_clock(self) -> None:
-        """End leases when their time is over. Runs until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            deadlines = [d for d in (self.leases.next_deadline(), self.sharing.roster.next_silent()) if d is not None]
-            deadline = min(deadlines, default=None)
-            wait = None if deadline is None else max(0.05, deadline - self.now())
-            self._clock_wake.clear()
-            began = loop.time()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._clock_wake.wait(), wait)
-            late = 0.0 if wait is None else loop.time() - began - wait
-            if late > STALL_S:
-                self._shift(late)
-                continue
-            await self.expire()
+    # ── what is due ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def expire(self) -> None:
         """End all leases that are due now, and let go of clients that are silent."""
@@ -352,20 +333,8 @@ class Registry:
 
     def disk(self, ok: bool) -> None:
         """The disk began to refuse, or takes writes again: lease clocks stand still in between."""
-        if not ok and self._disk_down_since is None:
-            self._disk_down_since = self.now()
-        elif ok and self._disk_down_since is not None:
-            self._shift(self.now() - self._disk_down_since)
-            self._disk_down_since = None
+        if self.clock.disk(ok):
             self.admission.pump()
-
-    def _shift(self, seconds: float) -> None:
-        self.leases.shift(seconds)
-        self.sharing.roster.shift(seconds)
-
-    def lease_time(self) -> float:
-        """Now, as the leases count it: the time since when the disk refuses while it does."""
-        return self.now() if self._disk_down_since is None else self._disk_down_since
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -378,7 +347,7 @@ class Registry:
 
     def somebody_came_or_went(self) -> None:
         """Who takes part has changed, or who agrees: what waits for that is looked at again."""
-        self._clock_wake.set()
+        self.clock.wake()
         self.admission.pump()
         self.changed.fire()
 

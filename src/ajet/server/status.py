@@ -121,5 +121,5 @@ def status(engine: Engine, top: int = 0) -> Status:
             found.not_agreed = sharing.not_agreed(upcoming)[:WHO]
         found.dropped_tokens = registry.tally("tokens")
         if top:
-            found.activity = activity(registry.open.values(), registry.pool, top, registry.lease_time())
+            found.activity = activity(registry.open.values(), registry.pool, top, registry.clock.lease_time())
     return found

@@ -326,7 +326,7 @@ def test_a_full_disk_refuses_loses_nothing_and_recovers_by_itself(rolling):
 
     async def an_hour_passes():
         registry = rolling.app.engine.experiment.registry
-        registry._disk_down_since -= 3600
+        registry.clock._disk_down_since -= 3600
         registry.leases.shift(-3600)
 
     rolling.call(an_hour_passes)
