@@ -385,10 +385,8 @@ print("the loop is over", flush=True)
 def _script(swarm: FakeSwarm, play: str = "pass", epochs: int = 10**6) -> subprocess.Popen[str]:
     code = SCRIPT.format(play=play, epochs=epochs)
     return subprocess.Popen(
-        [sys.executable, "-c", code, swarm.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # A job in the background of a shell inherits that Ctrl-C is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+        [sys.executable, "-c", code, swarm.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_a_plain_script_without_a_with_block_ends_with_code_0(swarm: FakeSwarm) -> None:
