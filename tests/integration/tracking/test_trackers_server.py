@@ -26,6 +26,8 @@ def test_a_killed_server_goes_on_in_the_same_run_and_reports_no_step_twice(killa
         swarm.start(job(trainer_common__logger=["console", "tensorboard"], trainer_common__save_freq=9))
         swarm.play_batch()
         swarm.wait_step(1)
+        # The log has its line a moment after the step is on record; a kill in between costs that line.
+        until(lambda: "step 1 of 3, reward/mean" in (tmp_path / "server.out").read_text(), 60, "the log's line")
         killable.kill()
         killable.start()
         until(killable.status, what="the server's second start")
