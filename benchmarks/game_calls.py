@@ -31,6 +31,7 @@ from ajet.envs.werewolves.play import Player, play_game
 from ajet.envs.werewolves.players import Compact, ModelPlayer, Scripted
 from ajet.envs.werewolves.rules import Role
 from ajet.envs.werewolves.scripted import ScriptedPlayer
+from ajet.envs.werewolves.traffic import Traffic
 from ajet.trajectory import ChatRenderer
 
 LIVE = (Role.WEREWOLF, Role.SEER)
@@ -62,7 +63,9 @@ def record_compact(games: int, limit: int) -> list[Conversation]:
     class Model:
         """The endpoint of a game: the engine itself, one call at a time."""
 
-        async def chat(self, messages: list[dict[str, Any]], key: str, temperature: float | None) -> dict[str, Any]:
+        async def chat(
+            self, messages: list[dict[str, Any]], key: str, temperature: float | None, traffic: Traffic
+        ) -> dict[str, Any]:
             ids = renderer.render(messages)
             engine.submit(0, ids, Sampling(max_tokens=32, stop_token_ids=renderer.stop_token_ids), "policy", False)
             chunks = []
