@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from ajet.backbone.embedded.native import kernel
+from ajet.backbone.embedded.compiled import kernel
 from benchmarks.game_calls import Conversation, describe, record_compact, record_full
 from benchmarks.sampler_check import check, largest_difference, reference
 from benchmarks.sampler_systems import VLLM, Ours, System, Transformers, save_model

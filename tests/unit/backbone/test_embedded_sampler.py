@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ajet.backbone.embedded import native
-from ajet.backbone.embedded.native import kernel
+from ajet.backbone.embedded.compiled import kernel
 from ajet.backbone.embedded.net import Qwen2Net, load_net
 from ajet.backbone.embedded.paged import BLOCK, PagedKV
 from ajet.backbone.embedded.sampler import Sampler

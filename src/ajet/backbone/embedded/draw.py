@@ -18,6 +18,14 @@ _BELOW_ONE = 1.0 - 2.0**-24
 """Largest float32 below 1: with it, the drawn token always has a probability above 0."""
 
 
+def not_finite() -> FloatingPointError:
+    """What is raised where logits are NaN or infinite."""
+    return FloatingPointError(
+        "The model answers probabilities that are not finite: its weights have diverged. Go back to an earlier "
+        "checkpoint with a smaller trainer_common.optim.lr or grad_clip."
+    )
+
+
 @dataclass(frozen=True)
 class Drawn:
     """One token per sequence; ``top`` has an entry per sequence where any asked for alternatives."""
@@ -59,10 +67,7 @@ def draw(logits_B_V: torch.Tensor, samplings: Sequence[Sampling], uniforms: Sequ
         id_B = torch.where(greedy_B[:, None], logits_B_V.argmax(-1, keepdim=True), id_B)
     chosen = logprob_B_V.gather(1, id_B)[:, 0].tolist()
     if not math.isfinite(sum(chosen)):
-        raise FloatingPointError(
-            "The model answers probabilities that are not finite: its weights have diverged. Go back to an earlier "
-            "checkpoint with a smaller trainer_common.optim.lr or grad_clip."
-        )
+        raise not_finite()
     wanted = max(s.top_logprobs for s in samplings)
     top = None
     if wanted:

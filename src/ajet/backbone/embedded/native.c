@@ -329,3 +329,107 @@ void ajet_layer(float *x, float *tail, float *qkv, float *o, float *const *w, fl
         for (int64_t b = 0; b < B; b++) memcpy(tail + b * H, x + (offset[b + 1] - 1) * H, H * sizeof(float));
     ajet_out(only_last ? tail : x, o, w[3], w[4], w[5], w[6], w[7], 0, only_last ? B : N, H, A, I, eps, scratch);
 }
+
+/* A model and its cache; native.py fills it in. layers[i]: the eight weights that ajet_layer takes. */
+typedef struct {
+    const float *embed, *norm, *head;
+    float *const *const *layers;
+    float *const *pool_k, *const *pool_v;
+    const float *cos, *sin;
+    int64_t count, H, I, heads, kv, dim, padded, V;
+    float eps;
+} model;
+
+/* Logits [B, V] after the last new token of each sequence; ids [N]. scratch: N * (H + W + A) + B * H + ajet_layer's. */
+void ajet_pass(const model *m, const int32_t *ids, const int32_t *tables, int64_t K, const int32_t *start,
+               const int32_t *offset, int64_t B, float *logits, float *scratch) {
+    const int64_t N = offset[B], H = m->H, A = m->heads * m->dim, W = A + 2 * m->kv * m->dim;
+    float *x = scratch, *qkv = x + N * H, *o = qkv + N * W, *tail = o + N * A, *rest = tail + B * H;
+    for (int64_t n = 0; n < N; n++) memcpy(x + n * H, m->embed + ids[n] * H, H * sizeof(float));
+    for (int64_t i = 0; i < m->count; i++)
+        ajet_layer(x, tail, qkv, o, m->layers[i], m->pool_k[i], m->pool_v[i], tables, K, start, offset, m->cos, m->sin, B, H,
+                   m->I, m->heads, m->kv, m->dim, m->padded, i == m->count - 1, m->eps, rest);
+    ajet_in(tail, m->norm, m->head, 0, logits, 0, B, H, m->V, m->eps, rest);
+}
+
+/* One token of one row of logits by inverse CDF, or the most probable one at temperature 0, with its log-prob (at
+ * temperature 1 there). chances: room for V floats and 16 more. -1: the logits are not finite. */
+static int32_t draw_row(const float *logits, int64_t V, float temperature, double uniform, float *chances,
+                        float *logprob) {
+    const float by = temperature > 0 ? temperature : 1.0f;
+    const int64_t padded = (V + LANES - 1) / LANES * LANES;
+    memcpy(chances, logits, V * sizeof(float));
+    for (int64_t i = V; i < padded; i++) chances[i] = -INFINITY;
+    vec tops = splat(-INFINITY), finite = splat(0);
+    for (int64_t i = 0; i < padded; i += LANES) {
+        vec s = *(vec_u *)(chances + i) / splat(by);
+        *(vec_u *)(chances + i) = s;
+        const ivec more = s > tops;
+        tops = (vec)(((ivec)s & more) | ((ivec)tops & ~more));
+    }
+    for (int64_t i = 0; i + LANES <= V; i += LANES) finite += *(const vec_u *)(logits + i) * splat(0);
+    float rest = sum_lanes(finite);
+    for (int64_t i = V / LANES * LANES; i < V; i++) rest += logits[i] * 0.0f;
+    if (rest != 0) return -1; /* NaN */
+    const float top = max_lanes(tops);
+    double total = 0;
+    int64_t first = 0;
+    while (chances[first] != top) first++;
+    for (int64_t i = 0; i < padded; i += LANES) {
+        const vec e = vexp(*(vec_u *)(chances + i) - splat(top));
+        *(vec_u *)(chances + i) = e;
+        total += sum_lanes(e);
+    }
+    int64_t chosen = first;
+    if (temperature > 0) {
+        const double target = uniform * total;
+        double below = 0;
+        for (int64_t i = 0; i < padded; i += LANES) {
+            const double here = sum_lanes(*(vec_u *)(chances + i));
+            if (below + here <= target && i + LANES < padded) {
+                below += here;
+                continue;
+            }
+            for (int64_t l = i; l < i + LANES; l++) {
+                if (chances[l] > 0) chosen = l;
+                below += chances[l];
+                if (below > target) break;
+            }
+            break;
+        }
+    }
+    *logprob = (logits[chosen] / by - top) - (float)log(total);
+    return (int32_t)chosen;
+}
+
+/* One token for each of B rows of logits. -1: they are not finite, else 0. */
+int64_t ajet_draw(const float *logits, int64_t B, int64_t V, const float *temperature, const double *uniform,
+                  int32_t *ids, float *logprobs, float *chances) {
+    for (int64_t b = 0; b < B; b++)
+        if ((ids[b] = draw_row(logits + b * V, V, temperature[b], uniform[b], chances, logprobs + b)) < 0) return -1;
+    return 0;
+}
+
+/* Decode B sequences together, up to `steps` tokens of each: until one of them draws one of its stops [B, S] (ends at -1)
+ * or reaches its limit. token [B] is the last of each, start [B] how many are cached; both move on. uniform, ids and logprobs are
+ * [steps, B]. Answers how many steps were taken; -1: the logits are not finite. scratch: as ajet_pass, and B * V + V + 16. */
+int64_t ajet_decode(const model *m, const int32_t *tables, int64_t K, int32_t *start, const int32_t *offset, int64_t B,
+                    int32_t *token, const float *temperature, const double *uniform, const int32_t *stops, int64_t S,
+                    const int32_t *limit, int64_t steps, int32_t *ids, float *logprobs, float *scratch) {
+    float *logits = scratch, *chances = logits + B * m->V, *rest = chances + m->V + LANES;
+    for (int64_t step = 0; step < steps; step++) {
+        int over = 0;
+        ajet_pass(m, token, tables, K, start, offset, B, logits, rest);
+        int32_t *drawn = ids + step * B;
+        if (ajet_draw(logits, B, m->V, temperature, uniform + step * B, drawn, logprobs + step * B, chances) < 0)
+            return -1;
+        for (int64_t b = 0; b < B; b++) {
+            token[b] = drawn[b];
+            start[b]++;
+            over |= start[b] + 1 >= limit[b];
+            for (int64_t s = 0; s < S && stops[b * S + s] >= 0; s++) over |= stops[b * S + s] == drawn[b];
+        }
+        if (over) return step + 1;
+    }
+    return steps;
+}

@@ -1,40 +1,30 @@
 """The sampler's forward of a small model on a CPU, in C: one pass over all sequences, whatever their lengths, no padding.
 
-``native.c`` has one call a layer, whose weights stay in the processor's cache while a few rows at a time go through norms,
-products, attention over the paged cache, and the gate. It is compiled once with the machine's own C compiler and kept in the
-user's cache directory. Where there is no compiler, or with ``AJET_NATIVE=0``, :func:`kernel` answers None and torch does
-it all; so it does for layers that no cache holds. Training never comes here: weights do not depend on it.
+``native.c`` takes a layer's weights, which stay in the processor's cache, over a few rows at a time: norms, products, attention
+over the paged cache, and the gate. On one thread a pass is one call, and so are several tokens of every sequence, drawing
+included. Where there is no compiler, or with ``AJET_NATIVE=0``, :func:`~ajet.backbone.embedded.compiled.kernel` answers None and
+torch does it all; so it does for layers that no cache holds. Training never comes here: weights do not depend on it.
 
-Letters: N new tokens of all sequences, B sequences, K blocks of the longest, H hidden, V vocabulary.
+Letters: N new tokens of all sequences, B sequences, K blocks of the longest, H hidden, V vocabulary, T tokens of each.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import itertools
-import logging
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ajet.backbone.embedded.compiled import Model
+from ajet.backbone.embedded.draw import not_finite
 from ajet.backbone.embedded.paged import BLOCK, PagedKV
 
-log = logging.getLogger(__name__)
-
-_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 SMALL_LAYER = 600_000
 """Weights of a layer up to which a processor's cache holds it: beyond it, torch's matrix products are better."""
 _PANEL = 32
@@ -43,6 +33,8 @@ _ROWS = 12
 """Queries that ``native.c`` works on at once."""
 _PARALLEL_WORK = 400_000
 """New tokens times (context + what the weights cost) from which on a second thread is worth waking."""
+STOPS = 8
+"""Ids that end a reply, as many as :meth:`NativeForward.decode` looks at."""
 
 
 @dataclass(frozen=True)
@@ -50,75 +42,33 @@ class Ragged:
     """New tokens of B sequences, one behind the other.
 
     Attributes:
-        ids_N: the tokens.
+        ids_N: int32, the tokens.
         tables_B_K: int32 block numbers of each sequence.
         start_B: int32, how many tokens each has cached.
         offset_B: int32 ``[B + 1]``, where each one's new tokens begin.
     """
 
-    ids_N: torch.Tensor
+    ids_N: np.ndarray
     tables_B_K: np.ndarray
     start_B: np.ndarray
     offset_B: np.ndarray
 
 
-@lru_cache(maxsize=1)
-def kernel() -> Any | None:
-    """The compiled loops, or None where torch has to do."""
-    if os.environ.get("AJET_NATIVE", "1") == "0":
-        return None
-    try:
-        library = ctypes.CDLL(str(_compiled()))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: nobody's home directory
-        log.info("no native sampler kernel (%s): torch does it", error)
-        return None
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.ajet_store.argtypes = [pointer] * 4 + [number] + [pointer] * 4 + [number] * 6
-    library.ajet_attend.argtypes = (
-        [pointer] * 5 + [number] + [pointer] * 2 + [number] * 7 + [pointer]
-    )  # fmt: skip
-    real = ctypes.c_float
-    library.ajet_in.argtypes = [pointer] * 5 + [number] * 4 + [real, pointer]
-    library.ajet_out.argtypes = [pointer] * 7 + [number] * 5 + [real, pointer]
-    library.ajet_layer.argtypes = [pointer] * 8 + [number] + [pointer] * 4 + [number] * 8 + [real, pointer]
-    for name in ("ajet_store", "ajet_attend", "ajet_in", "ajet_out", "ajet_layer"):
-        getattr(library, name).restype = None
-    return library
+@dataclass(frozen=True)
+class Ahead:
+    """How sequences go on by themselves, beside a :class:`Ragged` that has one new token of each.
 
+    Attributes:
+        temperature_B: float32; 0: the most probable token.
+        uniform_T_B: float64 in [0, 1), what each token is drawn with.
+        stops_B_S: int32 ids that end a reply, -1 behind the last.
+        limit_B: int32 tokens of prompt and reply together at most.
+    """
 
-def _compiled() -> Path:
-    """The shared library for this source and this processor, compiled where it is not there yet."""
-    compiler = next(
-        (found for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and (found := shutil.which(c))), None
-    )
-    if compiler is None:
-        raise OSError("there is no C compiler")
-    source = Path(__file__).with_name("native.c")
-    name = hashlib.sha256(source.read_bytes() + repr((_FLAGS, compiler, _processor())).encode()).hexdigest()[:24]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ajet"
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if cache.stat().st_uid != os.getuid() or cache.stat().st_mode & 0o022:
-        raise OSError(f"{cache} can be written by others")
-    library = cache / f"native-{name}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            made = Path(folder) / "native.so"
-            subprocess.run(
-                [compiler, *_FLAGS, "-o", str(made), str(source), "-lm"], check=True, capture_output=True, timeout=120
-            )
-            made.replace(library)
-    return library
-
-
-def _processor() -> str:
-    """What ``-march=native`` depends on: a home directory may be shared by unequal machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine() + platform.processor()
-    return platform.machine() + "".join(
-        next((x for x in lines if x.startswith(k)), "") for k in ("model name", "flags")
-    )
+    temperature_B: np.ndarray
+    uniform_T_B: np.ndarray
+    stops_B_S: np.ndarray
+    limit_B: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -129,7 +79,9 @@ class _Packed:
     embed: torch.Tensor
     norm: torch.Tensor
     head: torch.Tensor | None
-    tensors: list[torch.Tensor]
+    inner: int
+    model: Model
+    tensors: list[Any]
     versions: list[tuple[int, int]]
 
 
@@ -147,34 +99,92 @@ class NativeForward:
         self._library, self._weights, self._shape, self._rope = library, weights, shape, rope
         self._threads = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(self._threads - 1, "native") if self._threads > 1 else None
-        self._scratch = [torch.empty(0) for _ in range(self._threads)]
+        self._scratch = [np.empty(0, np.float32) for _ in range(self._threads)]
         self._packed: _Packed | None = None
 
     def __call__(self, kv: PagedKV, batch: Ragged) -> torch.Tensor:
         """Float32 logits ``[B, V]`` after each sequence's last new token."""
-        lib, shape, packed = self._library, self._shape, self._pack()
+        end_B = batch.start_B + np.diff(batch.offset_B)
+        spans = self._spans(np.diff(batch.offset_B).astype(np.int64) * (end_B + 4 * self._shape.hidden))
+        packed = self._pack(kv, int(end_B.max()))
+        if len(spans) > 1 or packed.head is None:
+            return self._layers(kv, batch, packed, spans)
+        N, B, K = len(batch.ids_N), len(batch.start_B), batch.tables_B_K.shape[1]
+        logits_B_V = np.empty((B, self._shape.vocab), np.float32)
+        self._library.ajet_pass(
+            ctypes.addressof(packed.model), batch.ids_N.ctypes.data, batch.tables_B_K.ctypes.data, K,
+            batch.start_B.ctypes.data, batch.offset_B.ctypes.data, B, logits_B_V.ctypes.data, self._room(N, B, K),
+        )  # fmt: skip
+        return torch.from_numpy(logits_B_V)
+
+    def draw(
+        self, logits_B_V: torch.Tensor, temperature_B: np.ndarray, uniform_B: np.ndarray
+    ) -> tuple[list[int], list[float]]:
+        """A token of each row, as :func:`ajet.backbone.embedded.draw.draw` does it with nothing but a temperature, and its
+        log-prob. A row's draw depends on nothing else in the batch.
+
+        Raises:
+            FloatingPointError: the logits are not finite.
+        """
+        B, V = logits_B_V.shape
+        ids_B, logprob_B = np.empty(B, np.int32), np.empty(B, np.float32)
+        fine = self._library.ajet_draw(
+            logits_B_V.data_ptr(), B, V, temperature_B.ctypes.data, uniform_B.ctypes.data, ids_B.ctypes.data,
+            logprob_B.ctypes.data, self._floats(0, V + BLOCK),
+        )  # fmt: skip
+        if fine < 0:
+            raise not_finite()
+        return ids_B.tolist(), logprob_B.tolist()
+
+    def goes_ahead(self, lengths: list[int]) -> bool:
+        """Whether :meth:`decode`, which is one thread's, serves sequences of these lengths as well as passes would."""
+        head = self._weights()["embed" if self._shape.tied else "lm_head"]
+        work = sum(lengths) + 4 * self._shape.hidden * len(lengths)
+        return head.numel() <= SMALL_LAYER and (self._pool is None or work < _PARALLEL_WORK)
+
+    def decode(self, kv: PagedKV, batch: Ragged, ahead: Ahead) -> tuple[list[list[int]], list[list[float]]]:
+        """Up to T tokens of each sequence, until one of them ends; what was drawn, ``[t][B]``, and its log-probs.
+
+        The blocks of ``batch`` have room for T tokens more than are cached.
+
+        Raises:
+            FloatingPointError: the logits are not finite.
+        """
+        T, B = ahead.uniform_T_B.shape
+        K, V = batch.tables_B_K.shape[1], self._shape.vocab
+        packed = self._pack(kv, K * BLOCK)
+        token_B, start_B = batch.ids_N.copy(), batch.start_B.copy()
+        ids_T_B, logprob_T_B = np.empty((T, B), np.int32), np.empty((T, B), np.float32)
+        taken = self._library.ajet_decode(
+            ctypes.addressof(packed.model), batch.tables_B_K.ctypes.data, K, start_B.ctypes.data,
+            batch.offset_B.ctypes.data, B, token_B.ctypes.data, ahead.temperature_B.ctypes.data,
+            ahead.uniform_T_B.ctypes.data, ahead.stops_B_S.ctypes.data, ahead.stops_B_S.shape[1],
+            ahead.limit_B.ctypes.data, T, ids_T_B.ctypes.data, logprob_T_B.ctypes.data,
+            self._room(B, B, K, more=B * V + V + BLOCK),
+        )  # fmt: skip
+        if taken < 0:
+            raise not_finite()
+        return ids_T_B[:taken].tolist(), logprob_T_B[:taken].tolist()
+
+    def _layers(self, kv: PagedKV, batch: Ragged, packed: _Packed, spans: list[tuple[int, int]]) -> torch.Tensor:
+        """Layer by layer, on several threads or with a head that no cache holds."""
+        lib, shape = self._library, self._shape
         N, B, K = len(batch.ids_N), len(batch.start_B), batch.tables_B_K.shape[1]
         heads, kvh, dim, H = shape.heads, shape.kv_heads, shape.head_dim, shape.hidden
-        A, inner, eps = heads * dim, len(packed.tensors[-1]), shape.eps
+        A, inner, eps = heads * dim, packed.inner, shape.eps
         W, padded = A + 2 * kvh * dim, kv.v[0].shape[-1]
-        end_B = batch.start_B + np.diff(batch.offset_B)
-        cos, sin = (t.data_ptr() for t in self._rope.tables(int(end_B.max())))
+        cos, sin = packed.model.cos, packed.model.sin
         where = batch.tables_B_K.ctypes.data, K, batch.start_B.ctypes.data, batch.offset_B.ctypes.data
-        scratch = self._room(_ROWS * max(K * BLOCK + dim, max(A, H) + inner + 64))
-        x = F.embedding(batch.ids_N, packed.embed)
-        tail, qkv, o = torch.empty(B, H), torch.empty(N, W), torch.empty(N, A)
+        size = self._row_scratch(K)
+        scratch = [self._floats(n, size) for n in range(self._threads)]
+        x = F.embedding(torch.from_numpy(batch.ids_N), packed.embed)
+        qkv, o = torch.empty(N, W), torch.empty(N, A)
         to_x, to_qkv, to_o = x.data_ptr(), qkv.data_ptr(), o.data_ptr()
-        spans = self._spans(np.diff(batch.offset_B).astype(np.int64) * (end_B + 4 * H))
+        first = [int(batch.offset_B[a]) for a, _ in spans]
+        rows = list(itertools.pairwise([*first, N]))
+        tail = x
         for i, w in enumerate(packed.layers):
             k, v, last = kv.k[i].data_ptr(), kv.v[i].data_ptr(), i == shape.layers - 1
-            if len(spans) == 1:
-                lib.ajet_layer(
-                    to_x, tail.data_ptr(), to_qkv, to_o, w, k, v, *where, cos, sin, B, H, inner, heads, kvh, dim, padded,
-                    last, eps, scratch[0],
-                )  # fmt: skip
-                continue
-            first = [int(batch.offset_B[a]) for a, _ in spans]
-            rows = list(itertools.pairwise([*first, N]))
             self._spread(
                 lambda n, a, b, w=w, x=to_x: lib.ajet_in(x, w[0], w[1], w[2], to_qkv, a, b, H, W, eps, scratch[n]), rows
             )
@@ -205,32 +215,65 @@ class NativeForward:
         )  # fmt: skip
         return logits
 
-    def _pack(self) -> _Packed:
-        """Packed weights, packed again where training has changed the weights."""
+    def _pack(self, kv: PagedKV, length: int) -> _Packed:
+        """Packed weights, packed again where training has changed the weights; with ``kv`` and ``length`` positions."""
         w = self._weights()
         versions = [(t.data_ptr(), t._version) for t in w.values()]
-        if self._packed is not None and self._packed.versions == versions:
-            return self._packed
-        layers, tensors = [], []
-        for i in range(self._shape.layers):
+        packed = self._packed
+        if packed is None or packed.versions != versions:
+            packed = self._packed = self._pack_anew(w, versions)
+        if packed.model.pool_k is None or packed.tensors[0] is not kv:
+            pools = [(ctypes.c_void_p * len(pool))(*(t.data_ptr() for t in pool)) for pool in (kv.k, kv.v)]
+            packed.tensors[:2] = kv, pools
+            packed.model.pool_k, packed.model.pool_v = (ctypes.addressof(p) for p in pools)
+            packed.model.padded = kv.v[0].shape[-1]
+        packed.model.cos, packed.model.sin = (t.data_ptr() for t in self._rope.tables(length))
+        return packed
+
+    def _pack_anew(self, w: dict[str, torch.Tensor], versions: list[tuple[int, int]]) -> _Packed:
+        shape = self._shape
+        layers: list[Any] = []
+        tensors: list[Any] = [None, None]
+        inner = 0
+        for i in range(shape.layers):
             gate, up = w[f"{i}.gate_up"].chunk(2)
+            inner = len(_padded(gate))
             parts = [
                 w[f"{i}.norm1"], _panels(w[f"{i}.qkv"]), w[f"{i}.qkv_bias"], _panels(w[f"{i}.o"]), w[f"{i}.norm2"],
                 _panels(_padded(gate)), _panels(_padded(up)), _panels(_padded(w[f"{i}.down"].t()).t()),
             ]  # fmt: skip
             layers.append((ctypes.c_void_p * len(parts))(*(p.data_ptr() for p in parts)))
             tensors += parts
-        head = w["embed"] if self._shape.tied else w["lm_head"]
+        embed, norm, head = w["embed"], w["norm"], w["embed" if shape.tied else "lm_head"]
         packed_head = _panels(head) if head.numel() <= SMALL_LAYER else None
-        tensors.append(_padded(gate))  # its length is the padded inner size
-        self._packed = _Packed(layers, w["embed"], w["norm"], packed_head, tensors, versions)
-        return self._packed
+        table = (ctypes.c_void_p * len(layers))(*(ctypes.addressof(layer) for layer in layers))
+        tensors.append(table)
+        model = Model(
+            embed=embed.data_ptr(), norm=norm.data_ptr(), head=None if packed_head is None else packed_head.data_ptr(),
+            layers=ctypes.addressof(table), count=shape.layers, hidden=shape.hidden, inner=inner, heads=shape.heads,
+            kv=shape.kv_heads, dim=shape.head_dim, vocab=shape.vocab, eps=shape.eps,
+        )  # fmt: skip
+        return _Packed(layers, embed, norm, packed_head, inner, model, tensors, versions)
 
-    def _room(self, size: int) -> list[int]:
-        for i, one in enumerate(self._scratch):
-            if len(one) < size:
-                self._scratch[i] = torch.empty(size)
-        return [one.data_ptr() for one in self._scratch]
+    def _row_scratch(self, K: int) -> int:
+        """Floats that a layer needs beside its rows."""
+        shape, packed = self._shape, self._packed
+        assert packed is not None
+        return _ROWS * max(
+            K * BLOCK + shape.head_dim, max(shape.heads * shape.head_dim, shape.hidden) + packed.inner + 64
+        )
+
+    def _room(self, N: int, B: int, K: int, more: int = 0) -> int:
+        """Scratch of ``ajet_pass``, and ``more`` floats."""
+        shape = self._shape
+        row = shape.hidden + 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+        return self._floats(0, N * row + B * shape.hidden + self._row_scratch(K) + more)
+
+    def _floats(self, thread: int, size: int) -> int:
+        """Scratch of one thread; it is kept, since fresh memory costs more than what is done in it."""
+        if len(self._scratch[thread]) < size:
+            self._scratch[thread] = np.empty(size, np.float32)
+        return self._scratch[thread].ctypes.data
 
     def _spread(self, work: Callable[[int, int, int], None], spans: list[tuple[int, int]]) -> None:
         """``work(thread, first, last)`` for each span, at once."""

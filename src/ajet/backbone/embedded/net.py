@@ -20,8 +20,9 @@ from safetensors.torch import save_file
 
 from ajet.backbone.embedded import qwen2
 from ajet.backbone.embedded.attention import takes_lengths
+from ajet.backbone.embedded.compiled import kernel
 from ajet.backbone.embedded.head import LogProbs, from_logits, in_chunks
-from ajet.backbone.embedded.native import SMALL_LAYER, NativeForward, kernel
+from ajet.backbone.embedded.native import SMALL_LAYER, NativeForward
 from ajet.backbone.embedded.packing import Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
 from ajet.schema.errors import ConfigError

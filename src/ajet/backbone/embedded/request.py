@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ajet.backbone.embedded.paged import Held
 from ajet.backbone.protocol import Chunk, FinishReason, Sampling
@@ -12,7 +13,11 @@ from ajet.schema.errors import ContextLengthExceeded, InvalidRequest
 
 @dataclass
 class Request:
-    """``ids`` are the prompt's ``prompt`` tokens and what was sampled behind them, at most ``limit`` together."""
+    """``ids`` are the prompt's ``prompt`` tokens and what was sampled behind them, at most ``limit`` together.
+
+    Attributes:
+        uniform: the next number in [0, 1) of the request's own.
+    """
 
     key: int
     ids: list[int]
@@ -30,6 +35,20 @@ class Request:
     slot: int = -1
     sent: int = 0
     deferred: bool = False
+    _uniforms: list[float] = field(default_factory=list)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Nothing but a temperature shapes what is drawn."""
+        s = self.sampling
+        return not s.top_logprobs and (s.temperature == 0 or (s.top_p == 1 and s.top_k <= 0))
+
+    def uniforms(self, count: int) -> list[float]:
+        """The numbers that the next ``count`` tokens are drawn with, however many are drawn at once."""
+        at = len(self.logprobs)
+        while len(self._uniforms) < at + count:
+            self._uniforms.append(self.uniform())
+        return self._uniforms[at : at + count]
 
     def chunk(self, finish: FinishReason | None) -> Chunk:
         """What has not been sent yet."""

@@ -1,7 +1,8 @@
 """Continuous batching: requests come and go between ticks, all active ones decode together.
 
 A tick runs the new parts of waiting prompts (similar lengths together) and then one decoding pass; with a native forward
-both are one pass, and prompts that share a beginning share it within that pass, too. Each token carries the policy
+both are one pass, and prompts that share a beginning share it within that pass, too; while no prompt waits, one call of it
+draws several tokens of each sequence, until one of them ends. Each token carries the policy
 version that sampled it. After a weight update the cache is forgotten and sequences under way compute their
 context again and go on under the new version. One thread calls everything here.
 """
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from ajet.backbone.embedded.draw import draw
-from ajet.backbone.embedded.native import NativeForward, Ragged
+from ajet.backbone.embedded.native import STOPS, Ahead, NativeForward, Ragged
 from ajet.backbone.embedded.paged import BLOCK, Extension, PagedKV
 from ajet.backbone.embedded.request import Request, check_prompt, check_sampling
 from ajet.backbone.protocol import Chunk, FinishReason, Sampling
@@ -30,6 +31,10 @@ _PACKED_PASS_TOKENS = 16384
 """The same over a packed cache, where no mask of all pairs of new and cached tokens is made."""
 
 
+_AHEAD_TOKENS = 128
+"""Tokens that one call draws of all sequences together, so that what arrives meanwhile waits less than a few milliseconds."""
+_AHEAD_EACH = 16
+"""The same of one sequence."""
 _TOGETHER, _PATIENCE = 8, 3
 """Prompts worth waiting for, and ticks one waits for them at most."""
 
@@ -81,7 +86,10 @@ class Sampler:
         self._slots = list(range(max_seqs - 1, -1, -1))
         self._token_S = np.zeros(max_seqs, np.int64)
         self._length_S = np.zeros(max_seqs, np.int64)
-        self._table_S_K = np.zeros((max_seqs, 8), np.int64)
+        self._table_S_K = np.zeros((max_seqs, 8), np.int32 if native is not None else np.int64)
+        self._temperature_S = np.zeros(max_seqs, np.float32)
+        self._limit_S = np.zeros(max_seqs, np.int32)
+        self._stops_S_S = np.zeros((max_seqs, STOPS), np.int32)
         self.counters = dict.fromkeys(("sampled_tokens", "prefill_tokens", "reused_tokens", "requests", "preempted"), 0)
 
     @property
@@ -162,7 +170,9 @@ class Sampler:
                 return
             self.counters["reused_tokens"] += request.held.length
             self._waiting.popleft()
-            request.slot = self._slots.pop()
+            request.slot = slot = self._slots.pop()
+            self._temperature_S[slot], self._limit_S[slot] = request.sampling.temperature, request.limit
+            self._stops_S_S[slot] = ([*request.stops] + [-1] * STOPS)[:STOPS]
             self._prefilling.append(request)
 
     def _hold(self) -> bool:
@@ -238,7 +248,8 @@ class Sampler:
     # -- prompts and decoding in one pass -----------------------------------------------------------------------------
 
     def _one_pass(self, native: NativeForward, out: list[tuple[int, Chunk]]) -> None:
-        self._make_rooms()
+        ahead = self._ahead(native)
+        self._make_rooms(ahead)
         decoding = list(self._active.values())
         portions = self._portions()
         requests = decoding + [request for request, _, _ in portions]
@@ -246,19 +257,23 @@ class Sampler:
             return
         slots = [r.slot for r in requests]
         start_B = np.fromiter((r.held.length for r in decoding), np.int32, len(decoding))
+        ids_N = self._token_S[slots[: len(decoding)]].astype(np.int32)
+        if ahead > 1 and not portions:
+            self._run_ahead(native, decoding, slots, ids_N, start_B, ahead, out)
+            return
         count_B = np.ones(len(requests), np.int64)
-        ids = [int(t) for t in self._token_S[slots[: len(decoding)]]]
         if portions:
             start_B = np.concatenate([start_B, np.array([start for _, start, _ in portions], np.int32)])
-            for b, (request, start, end) in enumerate(portions, len(decoding)):
-                ids += request.ids[start:end]
-                count_B[b] = end - start
+            new = [request.ids[start:end] for request, start, end in portions]
+            ids_N = np.concatenate([ids_N, np.fromiter(itertools.chain.from_iterable(new), np.int32)])
+            count_B[len(decoding) :] = [len(ids) for ids in new]
+            for request, _, _ in portions:
                 self._write_table(request)
         blocks = -(-int((start_B + count_B).max()) // BLOCK)
         offset_B = np.zeros(len(requests) + 1, np.int32)
         np.cumsum(count_B, out=offset_B[1:])
-        tables_B_K = np.ascontiguousarray(self._table_S_K[slots, :blocks], np.int32)
-        logits_B_V = native(self._kv, Ragged(torch.from_numpy(np.array(ids, np.int64)), tables_B_K, start_B, offset_B))
+        tables_B_K = np.ascontiguousarray(self._table_S_K[slots, :blocks])
+        logits_B_V = native(self._kv, Ragged(ids_N, tables_B_K, start_B, offset_B))
         self._decoded(decoding)
         ready = decoding
         if portions:
@@ -274,6 +289,33 @@ class Sampler:
                 logits_B_V = logits_B_V[torch.tensor(keep, dtype=torch.long)]
         if ready:
             self._sample(ready, logits_B_V, out)
+
+    def _ahead(self, native: NativeForward) -> int:
+        """How many tokens of each sequence one call may draw: 1 while somebody waits for room, reads along, or wants
+        more than a temperature."""
+        active = self._active.values()
+        if self._prefilling or not active or any(r.stream or not r.plain or len(r.stops) > STOPS for r in active):
+            return 1
+        steps = min(_AHEAD_EACH, _AHEAD_TOKENS // len(active), min(r.limit - len(r.ids) for r in active))
+        blocks = sum(-(-(r.held.length + steps) // BLOCK) - len(r.held.blocks) for r in active)
+        lengths = [r.held.length for r in active]
+        return steps if steps > 1 and blocks <= self._kv.available and native.goes_ahead(lengths) else 1
+
+    def _run_ahead(
+        self, native: NativeForward, requests: list[Request], slots: list[int], ids_B: np.ndarray, start_B: np.ndarray,
+        steps: int, out: list[tuple[int, Chunk]],
+    ) -> None:  # fmt: skip
+        batch = Ragged(
+            ids_B, np.ascontiguousarray(self._table_S_K[slots, : -(-(int(start_B.max()) + steps) // BLOCK)]), start_B,
+            np.arange(len(requests) + 1, dtype=np.int32),
+        )  # fmt: skip
+        uniform_T_B = np.ascontiguousarray(np.array([r.uniforms(steps) for r in requests]).T)
+        ahead = Ahead(self._temperature_S[slots], uniform_T_B, self._stops_S_S[slots], self._limit_S[slots])
+        ids_T_B, logprob_T_B = native.decode(self._kv, batch, ahead)
+        last = len(ids_T_B) - 1
+        for step, (ids, logprobs) in enumerate(zip(ids_T_B, logprob_T_B, strict=True)):
+            self._decoded(requests)
+            self._take(requests, ids, logprobs, out, over=step == last)
 
     def _portions(self) -> list[tuple[Request, int, int]]:
         """What of the prompts to compute in this pass: (request, from, to).
@@ -296,11 +338,11 @@ class Sampler:
 
     # -- decoding ---------------------------------------------------------------------------------------------------
 
-    def _make_rooms(self) -> None:
-        """A block for the next token of each active sequence, oldest first."""
+    def _make_rooms(self, tokens: int = 1) -> None:
+        """Blocks for the next ``tokens`` tokens of each active sequence, oldest first."""
         for request in sorted(self._active.values(), key=lambda r: r.order):
-            if len(request.held.blocks) * BLOCK <= request.held.length and request.slot in self._active:
-                self._make_room(request)
+            if len(request.held.blocks) * BLOCK < request.held.length + tokens and request.slot in self._active:
+                self._make_room(request, tokens)
 
     def _decoded(self, requests: list[Request]) -> None:
         for request in requests:
@@ -327,9 +369,9 @@ class Sampler:
         self._decoded(requests)
         self._sample(requests, logits_B_V, out)
 
-    def _make_room(self, request: Request) -> None:
-        """One more block for ``request``; the youngest sequence goes back to the queue where there is none."""
-        while not self._kv.grow(request.held, request.held.length + 1):
+    def _make_room(self, request: Request, tokens: int) -> None:
+        """Blocks for ``tokens`` more of ``request``; the youngest sequence goes back to the queue where there is none."""
+        while not self._kv.grow(request.held, request.held.length + tokens):
             victims = self._prefilling or list(self._active.values())
             victim = max(victims, key=lambda r: r.order)
             if victim in self._prefilling:
@@ -344,21 +386,49 @@ class Sampler:
     def _write_table(self, request: Request) -> None:
         blocks = request.held.blocks
         if len(blocks) > self._table_S_K.shape[1]:
-            wider = np.zeros((len(self._table_S_K), 2 * len(blocks)), np.int64)
+            wider = np.zeros((len(self._table_S_K), 2 * len(blocks)), self._table_S_K.dtype)
             wider[:, : self._table_S_K.shape[1]] = self._table_S_K
             self._table_S_K = wider
         self._table_S_K[request.slot, : len(blocks)] = blocks
 
     def _sample(self, requests: list[Request], logits_B_V: torch.Tensor, out: list[tuple[int, Chunk]]) -> None:
-        drawn = draw(logits_B_V, [r.sampling for r in requests], [r.uniform() for r in requests])
+        plain = [b for b, r in enumerate(requests) if r.plain] if self._native is not None else []
+        if self._native is None or not plain:
+            self._draw(requests, logits_B_V, out)
+            return
+        if len(plain) < len(requests):
+            # By the same code whoever else is in the batch, so that a reply depends on its own seed alone.
+            other = [b for b, r in enumerate(requests) if not r.plain]
+            self._draw([requests[b] for b in other], logits_B_V[torch.tensor(other)], out)
+            requests, logits_B_V = [requests[b] for b in plain], logits_B_V[torch.tensor(plain)]
+        uniform_B = np.array([r.uniforms(1)[0] for r in requests])
+        temperature_B = self._temperature_S[[r.slot for r in requests]]
+        self._take(requests, *self._native.draw(logits_B_V, temperature_B, uniform_B), out)
+
+    def _draw(self, requests: list[Request], logits_B_V: torch.Tensor, out: list[tuple[int, Chunk]]) -> None:
+        drawn = draw(logits_B_V, [r.sampling for r in requests], [r.uniforms(1)[0] for r in requests])
+        if drawn.top is not None:
+            for request, top in zip(requests, drawn.top, strict=True):
+                if request.sampling.top_logprobs:
+                    request.top.append(top)
+        self._take(requests, drawn.ids, drawn.logprobs, out)
+
+    def _take(
+        self, requests: list[Request], ids: list[int], logprobs: list[float], out: list[tuple[int, Chunk]],
+        over: bool = True,
+    ) -> None:  # fmt: skip
+        """Add a token to each; what has ended leaves.
+
+        Args:
+            over: False where it is known that nothing ends or is read along.
+        """
         self.counters["sampled_tokens"] += len(requests)
-        for b, request in enumerate(requests):
-            token = drawn.ids[b]
+        for request, token, logprob in zip(requests, ids, logprobs, strict=True):
             request.ids.append(token)
-            request.logprobs.append(drawn.logprobs[b])
+            request.logprobs.append(logprob)
             request.versions.append(self.version)
-            if request.sampling.top_logprobs and drawn.top is not None:
-                request.top.append(drawn.top[b])
+            if not over:
+                continue
             self._token_S[request.slot] = token
             self._length_S[request.slot] = len(request.ids) - 1
             finish: FinishReason | None = None
