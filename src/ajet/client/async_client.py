@@ -170,10 +170,14 @@ class AsyncSwarmClient:
         return await self._run(self._operations.can_continue(episode_uuid))
 
     def episode(
-        self, task: Task | None = None, discard_episode_timeout: float = 240, episode_type: str = "train"
+        self,
+        task: Task | None = None,
+        discard_episode_timeout: float = 240,
+        episode_type: str = "train",
+        throttle_policy: SwarmThrottlePolicy | None = None,
     ) -> AsyncEpisode:
         """``async with client.episode(task) as episode:`` begins, and ends or aborts by itself."""
-        return AsyncEpisode(self, task, discard_episode_timeout, episode_type)
+        return AsyncEpisode(self, task, discard_episode_timeout, episode_type, throttle_policy)
 
     async def agree_sync_weight(self) -> dict[str, Any]:
         """See :meth:`ajet.client.SwarmClient.agree_sync_weight`."""

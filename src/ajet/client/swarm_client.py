@@ -265,10 +265,15 @@ class SwarmClient:
         return self._run(self._operations.can_continue(episode_uuid))
 
     def episode(
-        self, task: Task | None = None, discard_episode_timeout: float = 240, episode_type: str = "train"
+        self,
+        task: Task | None = None,
+        discard_episode_timeout: float = 240,
+        episode_type: str = "train",
+        throttle_policy: SwarmThrottlePolicy | None = None,
     ) -> Episode:
-        """``with client.episode(task) as episode:`` begins, and ends or aborts by itself; see :class:`Episode`."""
-        return Episode(self, task, discard_episode_timeout, episode_type)
+        """``with client.episode(task) as episode:`` begins, and ends or aborts by itself; see :class:`Episode`. Arguments as of
+        :meth:`begin_episode`."""
+        return Episode(self, task, discard_episode_timeout, episode_type, throttle_policy)
 
     # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
