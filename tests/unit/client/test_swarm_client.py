@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ajet.client import StopTraining, SwarmClient
+from ajet.client.report import rollout_text
 from ajet.copilot.job import AgentJetJob
 from ajet.schema.errors import (
     ConfigError,
@@ -453,3 +454,14 @@ def test_stats_read_as_text(client: SwarmClient, capsys: pytest.CaptureFixture[s
     assert client.get_rollout_stat()["state"] == "ROLLING"
     assert client.get_global_step() == 0
     assert [entry["episode_id"] for entry in client.get_episode_buffer()] == [episode]
+
+
+def test_the_report_says_in_words_why_episodes_were_not_trained() -> None:
+    drops = {"training_finished": 8, "aborted": 2, "of_a_newer_server": 1}
+    said = rollout_text({"state": "FINISHED", "step": 5, "total_steps": 5, "policy_version": 5, "drops": drops})
+    assert said.splitlines()[1:] == [
+        "episodes not trained:",
+        "  aborted 2: given back without a result: an exception in the client, Ctrl-C, or a debug client",
+        "  of_a_newer_server 1",
+        "  training_finished 8: came after the batch of the last step, complete or not; normal at the end of a run",
+    ]
