@@ -215,6 +215,13 @@ class AsyncSwarmClient:
     async def get_global_step(self) -> int:
         return int((await self.get_status())["step"])
 
+    async def get_steps(self, since: int = 0) -> list[dict[str, Any]]:
+        return await self._run(self._operations.steps(since))
+
+    async def print_new_steps(self) -> None:
+        for line in await self._run(self._operations.new_step_lines()):
+            print(line, flush=True)
+
     async def get_rollout_stat(self) -> dict[str, Any]:
         return rollout_stat(await self.get_status())
 

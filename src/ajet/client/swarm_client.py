@@ -304,6 +304,18 @@ class SwarmClient:
         """Weight updates so far."""
         return int(self.get_status()["step"])
 
+    def get_steps(self, since: int = 0) -> list[dict[str, Any]]:
+        """Metrics of the training steps after step ``since``, a dict for each: ``step``, ``reward/mean``, … (``metrics.jsonl``)."""
+        return self._run(self._operations.steps(since))
+
+    def print_new_steps(self) -> None:
+        """Print one line (step, mean reward, win rate) for each training step since the last call. Call it in the loop.
+
+        The first call prints the newest step only, so that a run that is resumed does not begin with pages.
+        """
+        for line in self._run(self._operations.new_step_lines()):
+            print(line, flush=True)
+
     def get_rollout_stat(self) -> dict[str, Any]:
         """State, step, how full the next batch is, open episodes, and what was dropped and why."""
         return rollout_stat(self.get_status())

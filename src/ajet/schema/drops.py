@@ -19,7 +19,10 @@ class DropReason(str, Enum):
         member.words = words
         return member
 
-    ABORTED = "aborted", "given back without a result: an exception in the client, Ctrl-C, or a debug client"
+    ABORTED = (
+        "aborted",
+        "given back by its client: an exception, Ctrl-C, a debug client; normal for games that still play when training ends",
+    )
     SILENT = "silent", "its client gave no sign of life for discard_episode_timeout seconds"
     TOO_OLD = "max_age", "open for longer than swarm.max_episode_age_s, however alive its client"
     NO_CALLS = "no_calls", "its agents never called the model: do they use the episode's base_url and api_key?"
