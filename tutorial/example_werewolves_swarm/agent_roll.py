@@ -35,9 +35,7 @@ def play(task: Task, episode_uuid: str, api: OpenaiBaseUrlAndApiKey, board: dict
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--swarm-url", default="http://127.0.0.1:10086", help="the server; its key is in AJET_SWARM_KEY"
-    )
+    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086", help="the server; its key: AJET_SWARM_KEY")
     parser.add_argument(
         "--config", default=str(HERE / "werewolves.yaml"), help="the job: model, algorithm, game, steps"
     )

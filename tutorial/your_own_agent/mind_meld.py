@@ -50,7 +50,7 @@ def play(api) -> WorkflowOutput:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086", help="of the server")
+    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086", help="the server; its key: AJET_SWARM_KEY")
     parser.add_argument("--steps", type=int, default=20, help="weight updates until it ends")
     args = parser.parse_args()
 
