@@ -39,15 +39,15 @@ traceback, `ajet-swarm doctor` what a run's folder holds, `ajet-swarm status` wh
 _DROPS = {
     "en": """## Episodes that are not trained
 
-No episode disappears: each that is not trained is counted under one reason, which the end of a script, `ajet-swarm status`
-(`drops`) and `ajet-swarm overwatch` (`dropped`) show.
+No episode disappears: each that is not trained is counted under one reason, which the end of a script, `ajet-swarm status` and
+`ajet-swarm overwatch` (`dropped`) show.
 
 | reason | the episode |
 |---|---|
 """,
     "zh": """## 没有训练的对局
 
-不会有对局凭空消失：没有训练的每一局都计入一个原因，脚本结束时、`ajet-swarm status`（`drops`）与 `ajet-swarm overwatch`（`dropped`）都会显示。
+不会有对局凭空消失：没有训练的每一局都计入一个原因，脚本结束时、`ajet-swarm status` 与 `ajet-swarm overwatch`（`dropped`）都会显示。
 
 | 原因 | 该局 |
 |---|---|
