@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ajet.client.blocking import EXIT_BUDGET_S, abort_quietly
 from ajet.client.episode import AsyncEpisode
 from ajet.client.exchange import ConnectionFault, Operation, Pause
 from ajet.client.operations import LONG_POLL_S, Operations
@@ -21,7 +22,6 @@ from ajet.client.report import rollout_stat, rollout_text
 from ajet.client.scope import current_scope
 from ajet.client.settings import DEFAULT_POOL_SIZE, DEFAULT_RETRY_BUDGET_S, Settings
 from ajet.client.several import start_engines_async
-from ajet.client.swarm_client import EXIT_BUDGET_S, abort_quietly
 from ajet.client.weight_sync import Callback, WeightSyncCallbacks, arguments
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import AjetError, ConfigError, EpisodeGone, TrainingFinished

@@ -73,65 +73,80 @@ def run(
         raise ConfigError(f"--trainable takes roles out of {', '.join(roles)}; not {', '.join(unknown) or 'none'}.")
     job.config.trainer_common.seed = seed
     job.config.experiment_dir = str(exp_dir.resolve())
-    job_file = folder / runs.JOB
-    begun = AgentJetJob(job_file) if job_file.exists() else None  # a run keeps its job
-    if begun is not None and further:
-        done = runs.steps_of(folder) or begun.total_training_steps
-        if job.total_training_steps <= done:
-            raise ConfigError(
-                f"{folder} comes to {done} steps. Say how many it is to come to: --steps N, above {done}."
-            )
-        begun.total_training_steps = job.total_training_steps
     again = runs.command(
         {
             "--trainable": (trainable, DEFAULT_TARGETS), "--seed": (seed, 0), "--board": (board, None),
             "--live": (live, "alternate"), "--exp-dir": (exp_dir, Path("saved_experiments")), "--config": (config, None),
         }
     )  # fmt: skip
-    job = begun or job
-    said = runs.words(chosen, job.total_training_steps, steps, again)
-    if said:
-        console.print(said, soft_wrap=True, highlight=False)
+    job = _open(console, chosen, job, steps, again)
     deals = runs.deals_of(folder)
     if deals not in (None, eval_games):
         console.print(f"evaluating on {deals} held-out deals a role, those of its initial policy", highlight=False)
         eval_games = deals
-    folder.mkdir(parents=True, exist_ok=True)
-    # The server's own folder is the run's too: a run never resumes another run's job.
-    if further or begun is None:
-        job.dump_job_as_yaml(str(job_file))
-    if further:
-        runs.reopen(folder, console.print)
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
+    play = [
+        "--swarm-url", url, "--job", str(folder / runs.JOB), "--folder", str(folder), "--trainable", ",".join(targets),
+        "--live", live, "--seed", str(seed), "--eval-games", str(eval_games),
+    ]  # fmt: skip
     signal.signal(signal.SIGTERM, terminated)
     with ExitStack() as stack:
-        server = child(
-            stack,
-            [sys.executable, "-m", "ajet.cli", "start", "--swarm-port", str(port), "--exp-dir", str(folder / "server")],
-            folder / "demo_server.log",
-        )
-        client = child(
-            stack,
-            [
-                sys.executable, "-m", "ajet.demo.player", "--swarm-url", url, "--job", str(job_file),
-                "--folder", str(folder), "--trainable", ",".join(targets), "--live", live, "--seed", str(seed),
-                "--eval-games", str(eval_games),
-            ],
-            folder / "demo_client.log",
-            lines=True,
-        )  # fmt: skip
-        console.print(f"server   {url}   (log: {folder / 'demo_server.log'})", soft_wrap=True)
-        console.print(f"watch    ajet-swarm overwatch --swarm-url {url}   (in another terminal)", soft_wrap=True)
-        console.print(
-            f"client   {len(targets)} trainable role(s): {', '.join(targets)}   (log: {folder / 'demo_client.log'})",
-            soft_wrap=True,
-        )
         try:
+            server, client = _processes(stack, folder, port, play)
+            where = f"{len(targets)} trainable role(s): {', '.join(targets)}   (log: {folder / 'demo_client.log'})"
+            for line in (
+                f"server   {url}   (log: {folder / 'demo_server.log'})",
+                f"watch    ajet-swarm overwatch --swarm-url {url}   (in another terminal)",
+                f"client   {where}",
+            ):
+                console.print(line, soft_wrap=True)
             history, status = _watch(console, url, server, client, job)
         except KeyboardInterrupt:
             console.print("stopped; the same command continues this run")
             return 130
+    _report(console, folder, history, status, seed, targets)
+    usual = AgentJetJob(given).total_training_steps
+    if len(history) < usual:
+        told = f"This run has {len(history)} steps; what it learns shows over the usual {usual}. Train it on:"
+        console.print(f"{told}\n            {again} --continue", soft_wrap=True, highlight=False)
+    return 0
+
+
+def _open(console: Console, chosen: runs.Run, asked: AgentJetJob, steps: int | None, again: str) -> AgentJetJob:
+    """The job of the chosen run, in its folder: the one it began with, to more steps where it is to be trained further.
+
+    Raises:
+        ConfigError: it is finished, and has as many steps already.
+    """
+    folder, job_file = chosen.folder, chosen.folder / runs.JOB
+    begun = AgentJetJob(job_file) if job_file.exists() else None
+    if begun is not None and chosen.why == "further":
+        done = runs.steps_of(folder)
+        if done is not None and asked.total_training_steps <= done:
+            raise ConfigError(f"{folder} has {done} steps. Say how many it is to have: --steps N, above {done}.")
+        begun.total_training_steps = max(begun.total_training_steps, asked.total_training_steps)
+    job = begun or asked
+    said = runs.words(chosen, job.total_training_steps, steps, again)
+    if said:
+        console.print(said, soft_wrap=True, highlight=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    if begun is None or chosen.why == "further":
+        job.dump_job_as_yaml(str(job_file))
+    if chosen.why == "further":
+        runs.reopen(folder, console.print)
+    return job
+
+
+def _report(
+    console: Console,
+    folder: Path,
+    history: list[dict[str, Any]],
+    status: dict[str, Any],
+    seed: int,
+    targets: list[str],
+) -> None:
+    """What a finished run leaves: summary, picture, tables."""
     started = folder / runs.STARTED
     seconds = history[-1]["time"] - float(started.read_text()) if history and started.exists() else 0.0
     drops = status.get("drops", {})
@@ -141,11 +156,15 @@ def run(
     picture = when_there_is_room(path, lambda: draw_curve(summary, path), console.print)
     write(folder / "summary.json", json.dumps(summary, indent=1), console.print)
     print_report(summary, folder, picture, checkpoint)
-    usual = AgentJetJob(given).total_training_steps
-    if len(history) < usual:
-        told = f"This run has {len(history)} steps; what it learns shows over the usual {usual}. Train it on:"
-        console.print(f"{told}\n            {again} --continue", soft_wrap=True, highlight=False)
-    return 0
+
+
+def _processes(stack: ExitStack, folder: Path, port: int, play: list[str]) -> tuple[_Child, _Child]:
+    """The server and the client of a run; they end with ``stack``."""
+    # The server's own folder is the run's too: a run never resumes another run's job.
+    serve = ["--swarm-port", str(port), "--exp-dir", str(folder / "server")]
+    server = child(stack, [sys.executable, "-m", "ajet.cli", "start", *serve], folder / "demo_server.log")
+    player = [sys.executable, "-m", "ajet.demo.player", *play]
+    return server, child(stack, player, folder / "demo_client.log", lines=True)
 
 
 def terminated(_signal: int, _frame: Any) -> None:

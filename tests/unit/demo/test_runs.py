@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ajet.copilot.job import AgentJetJob
 from ajet.demo import runs, werewolves
@@ -85,6 +87,17 @@ def test_wishes_that_cannot_be_met_say_what_to_do_and_write_nothing(tmp_path: Pa
     with pytest.raises(ConfigError, match="above 5"):
         werewolves.run(exp_dir=tmp_path, further=True, steps=5)
     assert sorted(folder.rglob("*")) == before
+
+
+def test_to_train_further_and_to_be_interrupted_is_no_error_when_it_is_said_again(tmp_path: Path):
+    folder = finished(tmp_path / "run", 5)
+    AgentJetJob(experiment_name=folder.name, total_training_steps=5).dump_job_as_yaml(folder / runs.JOB)
+    for _ in range(2):
+        chosen = runs.find_run(tmp_path, "run", further=True)
+        asked = AgentJetJob(experiment_name=folder.name, total_training_steps=45)
+        job = werewolves._open(Console(file=io.StringIO()), chosen, asked, None, AGAIN)
+        assert (job.total_training_steps, runs.steps_of(folder)) == (45, None)
+        assert AgentJetJob(folder / runs.JOB).total_training_steps == 45
 
 
 def test_the_command_that_is_told_has_the_options_that_choose_the_run():
