@@ -45,7 +45,9 @@ No episode disappears: each that is not trained is counted under one reason, whi
 | reason | the episode |
 |---|---|
 """,
-    "zh": """## 没有训练的对局
+    "zh": """<a id="episodes-that-are-not-trained"></a>
+
+## 没有训练的对局
 
 不会有对局凭空消失：没有训练的每一局都计入一个原因，脚本结束时、`ajet-swarm status` 与 `ajet-swarm overwatch`（`dropped`）都会显示。
 
