@@ -165,4 +165,19 @@ HTTP/1.1 and JSON. The same as a document: `GET /openapi.json` of a running serv
 (again later, with `Retry-After`) are the ones a client meets in a normal run. A request that changes state carries a
 `request_id` of your choosing, and a repeat with the same one returns the first answer. An episode: `POST /swarm/v1/episodes` until
 201, chat calls with the `api_key` it gave, a heartbeat at least every third of the timeout, then `POST …/end`.
+
+## An episode by hand
+
+Against an engine that runs or has finished, with `-H "authorization: Bearer $AJET_SWARM_KEY"` at the `/swarm/v1` calls where the
+server has a key. `kind: eval` is never trained; leave it out to train.
+
+```bash
+curl -sS http://127.0.0.1:10086/swarm/v1/episodes -d '{"client_id": "me", "request_id": "begin-1", "kind": "eval"}'
+export EPISODE=episode_id KEY=api_key           # the two that it answered
+curl -sS http://127.0.0.1:10086/v1/chat/completions -H "authorization: Bearer $KEY" \\
+    -d '{"model": "policy", "messages": [{"role": "user", "content": "Who is a wolf?"}]}'
+curl -sS http://127.0.0.1:10086/swarm/v1/episodes/$EPISODE/end \\
+    -d '{"request_id": "end-1", "task": {"task_id": "by-hand"}, "output": {"reward": 0.5}}'
+curl -sS "http://127.0.0.1:10086/swarm/v1/episodes/$EPISODE?tokens=true"        # all of it, token by token
+```
 """

@@ -1,4 +1,5 @@
 from ajet.client import AsyncDebugSwarmClient as AsyncDebugSwarmClient
+from ajet.client import AsyncMultiModelEpisode as AsyncMultiModelEpisode
 from ajet.client import AsyncSwarmClient as AsyncSwarmClient
 from ajet.client import DebugSwarmClient as DebugSwarmClient
 from ajet.client import MultiModelEpisode as MultiModelEpisode

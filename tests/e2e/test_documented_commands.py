@@ -7,10 +7,14 @@ runs them.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -75,6 +79,42 @@ def _ready(command: Command, run: Path) -> list[str] | None:
     return words
 
 
+def _play_by_hand(server: Any) -> None:
+    """The recipe of docs/http.md: each line as the shell would read it, with what the line before answered filled in."""
+    recipes = [b.text for b in blocks() if b.where.startswith("docs/http") and "begin-1" in b.text]
+    english, chinese = ([shlex.split(line, comments=True) for line in _lines(text)] for text in recipes)
+    assert english == chinese
+    begin, _, chat, end, look = english
+    begun = _curl(begin, server.url, {})
+    known = {"EPISODE": begun["episode_id"], "KEY": begun["api_key"]}
+    assert _curl(chat, server.url, known)["choices"][0]["message"]["role"] == "assistant"
+    assert _curl(end, server.url, known)["fate"] == "eval"
+    whole = _curl(look, server.url, known)
+    assert (whole["reward"], [piece["kind"] for piece in whole["samples"][0]["pieces"]]) == (0.5, ["prompt", "reply"])
+
+
+def _lines(text: str) -> list[str]:
+    return text.replace("\\\n", "").strip().splitlines()
+
+
+def _curl(words: list[str], url: str, variables: dict[str, str]) -> Any:
+    """What ``curl`` does with the few options that the recipe uses; not every machine that runs tests has it."""
+    options = {"-d": "", "-H": ""}
+    filled = [re.sub(r"\$(\w+)", lambda name: variables[name[1]], word) for word in words]
+    rest = iter(filled[1:])
+    target = ""
+    for word in rest:
+        if word in options:
+            options[word] = next(rest)
+        elif word != "-sS":
+            target = word.replace("http://127.0.0.1:10086", url)
+    headers = dict([options["-H"].split(": ", 1)] if options["-H"] else [])
+    method, content = ("POST", options["-d"]) if options["-d"] else ("GET", None)
+    answer = httpx.request(method, target, content=content, headers=headers, timeout=60)
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
 def _snippet(block: Block, url: str) -> str:
     return block.text.replace("http://127.0.0.1:10086", url)
 
@@ -83,6 +123,7 @@ def test_the_page_your_own_agent_is_followed_from_its_script_to_the_evaluation(m
     server = make_server()
     trained = _run([str(ROOT / SCRIPT), "--swarm-url", server.url, "--steps", "1"], tmp_path, server.url)
     assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert re.search(r"^step 1/1  reward \d\.\d{3}  win rate \d\.\d\d$", trained.stdout, re.M)
     assert "FINISHED  step 1/1" in trained.stdout
     run = Path(server.status()["experiment_dir"])
 
@@ -94,8 +135,10 @@ def test_the_page_your_own_agent_is_followed_from_its_script_to_the_evaluation(m
             path.write_text(_snippet(block, server.url))
             done = _run([str(path)], tmp_path, server.url)
             assert done.returncode == 0, f"{block.where}\n{done.stdout}{done.stderr}"
+            assert "DebugSwarmClient" not in block.text or "Say one word." in done.stdout.partition("[reply]")[0]
             ran += 1
-    assert ran == 2
+    assert ran == 3
+    _play_by_hand(server)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AJET_SWARM_URL", server.url)

@@ -11,7 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from ajet.cli import app
 from tests.e2e.conftest import Server
 from tests.faults import processes
 
@@ -62,6 +64,9 @@ def test_two_clients_share_40_to_60_and_one_that_is_killed_starves_nobody(server
         return live == {"digits", "words"} and found["state"] == "ROLLING"
 
     processes.until(both, what="both clients")
+    shown = CliRunner().invoke(app, ["overwatch", "--once", "--swarm-url", server.url]).output
+    assert re.search(r"^shares      digits .* of 2 groups, 40%$", shown, re.M), shown
+    assert re.search(r"^            words .* of 3 groups, 60%$", shown, re.M), shown
     first = server.status()["step"] + 2
     server.wait_step(first + 9)
     steps = [step for step in server.steps() if first <= step["step"] < first + 10]

@@ -140,6 +140,21 @@ def test_the_demo_trains_reports_and_runs_again_under_another_name(run_script, t
         deals = [{load(folder / path).seed for path in kept[which]} for which in ("initial", "final")]
         assert deals[0] == deals[1]  # the same deals, to compare
 
+    # A finished run is trained further where one says so; its first two steps stay what they were.
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    more = run_script(*command, "--seed", "1", "--continue", "--steps", "3", "--eval-games", "9", cwd=tmp_path)
+    output, _ = more.communicate(timeout=200)
+    assert more.returncode == 0, output
+    assert "further, to step 3" in output
+    again = json.loads((folder / "summary.json").read_text())
+    assert [row["step"] for row in again["train"]] == [1, 2, 3]
+    assert again["train"][:2] == summary["train"]
+    assert [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][:2] == steps
+    assert {role: r["games"] for role, r in again["eval"]["final"].items()} == {"werewolf": 6, "seer": 6}
+    assert again["wall_seconds"] > summary["wall_seconds"]
+    assert {load(folder / path).policy_version for path in again["replays"]["final"]} == {(3, 3)}
+    assert json.loads((folder / "until_step_000002" / "summary.json").read_text()) == summary
+
 
 def test_a_person_plays_against_a_served_policy(tmp_path):
     lines = "\n".join(["3", "5", "7", "y", "I suspect Player2.", "1", "8", "0", "n", "9", "2", "4", "6"] * 60)

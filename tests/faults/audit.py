@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ajet.pool import journal_read
-from ajet.pool.reasons import DropReason
 from ajet.pool.records import unpack_body, unpack_call
+from ajet.schema.drops import DropReason
 
 ENDED_UNTRAINED = {"no_calls", "training_finished"}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from ajet.schema.drops import DropReason
 from tests.mistakes.table import SECTIONS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -35,6 +36,44 @@ traceback, `ajet-swarm doctor` what a run's folder holds, `ajet-swarm status` wh
 """,
 }
 
+_DROPS = {
+    "en": """## Episodes that are not trained
+
+No episode disappears: each that is not trained is counted under one reason, which the end of a script, `ajet-swarm status` and
+`ajet-swarm overwatch` (`dropped`) show.
+
+| reason | the episode |
+|---|---|
+""",
+    "zh": """<a id="episodes-that-are-not-trained"></a>
+
+## 没有训练的对局
+
+不会有对局凭空消失：没有训练的每一局都计入一个原因，脚本结束时、`ajet-swarm status` 与 `ajet-swarm overwatch`（`dropped`）都会显示。
+
+| 原因 | 该局 |
+|---|---|
+""",
+}
+_DROPS_ZH = {
+    DropReason.ABORTED: "被客户端交还：异常、Ctrl-C 或调试客户端；训练结束时还在打的局属于正常情况",
+    DropReason.SILENT: "其客户端在 `discard_episode_timeout` 秒内没有任何动静",
+    DropReason.TOO_OLD: "打开的时间超过 `swarm.max_episode_age_s`，无论客户端是否还在",
+    DropReason.NO_CALLS: "智能体从未调用模型：用的是该局的 `base_url` 与 `api_key` 吗？",
+    DropReason.LATE_END: "结果在租约结束之后才到；与租约结束的原因并列计数",
+    DropReason.POLICY_LAG: "全部 token 都比 `swarm.max_policy_lag` 次更新更旧",
+    DropReason.GROUP_BROKEN: "所在的组因 `policy_lag` 少了一局，来不及补全",
+    DropReason.GROUP_DEADLINE: "所在的组在 `swarm.group_deadline_s` 秒内一直不完整",
+    DropReason.EQUAL_REWARDS: "所在组的奖励全部相同，无可比较，因此另收集了一组",
+    DropReason.NOTHING_TO_TRAIN: "没有一个 token 在长度与滞后的限制之内",
+    DropReason.TRAINING_FINISHED: "在最后一步的批次之后才到，无论所在组是否完整；运行结束时属于正常情况",
+}
+
+
+def _drops(language: Language) -> str:
+    words = {reason: reason.words if language == "en" else _DROPS_ZH[reason] for reason in DropReason}
+    return _DROPS[language] + "".join(f"| `{reason}` | {text} |\n" for reason, text in words.items())
+
 
 def render(language: Language) -> str:
     """The page."""
@@ -45,7 +84,7 @@ def render(language: Language) -> str:
             parts.append(f"### {getattr(row.mistake, language)}\n")
             parts.append(f"```text\n{row.message}\n```\n")
             parts.append(f"{getattr(row.remedy, language)}\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, _drops(language)])
 
 
 def main() -> None:

@@ -46,13 +46,13 @@ def solve(problem: Problem, api: OpenaiBaseUrlAndApiKey, instructions: str | Non
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--task", choices=sorted(PROBLEMS), default="math")
-    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086")
+    parser.add_argument("--task", choices=sorted(PROBLEMS), default="math", help="what the agent is to solve")
+    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086", help="the server; its key: AJET_SWARM_KEY")
     parser.add_argument("--config", help="default: TASK.yaml beside this script")
     parser.add_argument("--steps", type=int, help="default: what the configuration says")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the trainer and of the problems' order")
     parser.add_argument("--instructions", action="store_true", help="tell the model the task; real models need it")
-    parser.add_argument("--eval-problems", type=int, default=200)
+    parser.add_argument("--eval-problems", type=int, default=200, help="held-out ones, before and after training")
     args = parser.parse_args()
     job = AgentJetJob(args.config or HERE / f"{args.task}.yaml", total_training_steps=args.steps)
     job.experiment_name += f"-seed{args.seed}"

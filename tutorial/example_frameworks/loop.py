@@ -19,8 +19,8 @@ Reward = float | dict[str, float]
 def train(name: str, solve: Callable[[Problem, OpenaiBaseUrlAndApiKey], Reward]) -> None:
     """Train with `solve`, which plays one episode against `api` and returns its reward."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086")
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086", help="the server; its key: AJET_SWARM_KEY")
+    parser.add_argument("--steps", type=int, default=2, help="weight updates until it ends")
     args = parser.parse_args()
     job = AgentJetJob(
         experiment_name=f"frameworks-{name}", model="ajet-tiny-tools", n_gpu=0, batch_size=3, num_repeat=4,

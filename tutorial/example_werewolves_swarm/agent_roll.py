@@ -35,8 +35,10 @@ def play(task: Task, episode_uuid: str, api: OpenaiBaseUrlAndApiKey, board: dict
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086")
-    parser.add_argument("--config", default=str(HERE / "werewolves.yaml"))
+    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086", help="the server; its key: AJET_SWARM_KEY")
+    parser.add_argument(
+        "--config", default=str(HERE / "werewolves.yaml"), help="the job: model, algorithm, game, steps"
+    )
     args = parser.parse_args()
 
     # What to train, and how. Keywords given here win over the file.
@@ -64,6 +66,8 @@ def main() -> None:
             for task in tasks.generate_training_tasks():
                 for _ in range(job.num_repeat):
                     executor.submit_with_periodic_drain(fn=rollout, task=task)
+                client.print_new_steps()  # one line for each step since the last time
+    client.print_new_steps()
     client.print_rollout_stat()
 
 

@@ -19,8 +19,8 @@ MESSAGES = [{"role": "system", "content": "Play werewolf."}, {"role": "user", "c
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--base-url", default="http://127.0.0.1:10087/v1")
-    parser.add_argument("--requests", type=int, default=160)
+    parser.add_argument("--base-url", default="http://127.0.0.1:10087/v1", help="who stands in for the model")
+    parser.add_argument("--requests", type=int, default=160, help="questions to ask")
     args = parser.parse_args()
 
     with OpenAI(base_url=args.base_url, api_key=os.environ.get("AJET_PASSIVE_KEY", "any"), max_retries=5) as client:

@@ -35,9 +35,9 @@ def make_job(steps: int) -> AgentJetJob:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086")
-    parser.add_argument("--port", type=int, default=10087)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086", help="the server; its key: AJET_SWARM_KEY")
+    parser.add_argument("--port", type=int, default=10087, help="where the application finds it")
+    parser.add_argument("--steps", type=int, default=1000, help="weight updates; then it serves on, untrained")
     args = parser.parse_args()
     # Requests that arrive while the engine boots wait; once training is finished, the model is served on, untrained.
     serve(PassiveClient(args.swarm_url, judge, job=make_job(args.steps)), port=args.port)

@@ -19,12 +19,22 @@ def small_job(name: str, steps: int, **options: Any) -> AgentJetJob:
     return job
 
 
+OPTIONS = {
+    "steps": "weight updates until it ends",
+    "episodes": "games to play",
+    "groups": "tasks to play between two updates",
+    "rule": "any: the first client that agrees begins an update; all: the last",
+    "task": "what this client plays, and so its share: digits or words",
+    "silence_s": "seconds without a sign of life after which a client's share is lent to the others",
+}
+
+
 def arguments(**defaults: Any) -> argparse.Namespace:
-    """``--swarm-url``, and an option for each default."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086")
+    """``--swarm-url``, and an option of :data:`OPTIONS` for each default."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086", help="the server; its key: AJET_SWARM_KEY")
     for name, value in defaults.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=OPTIONS[name])
     return parser.parse_args()
 
 

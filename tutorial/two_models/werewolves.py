@@ -29,8 +29,8 @@ ROLES = ("werewolf", "seer")
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--wolves-url", default="http://127.0.0.1:10086")
-    parser.add_argument("--seer-url", default="http://127.0.0.1:10087")
+    parser.add_argument("--wolves-url", default="http://127.0.0.1:10086", help="server of the wolves' model")
+    parser.add_argument("--seer-url", default="http://127.0.0.1:10087", help="server of the seer's model")
     parser.add_argument("--config", default=str(CONFIG), help="job of both, where nothing else is said below")
     parser.add_argument("--steps", type=int, help="default: the configuration's")
     args = parser.parse_args()

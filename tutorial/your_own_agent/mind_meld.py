@@ -50,8 +50,8 @@ def play(api) -> WorkflowOutput:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--swarm-url", default="http://127.0.0.1:10086", help="the server; its key: AJET_SWARM_KEY")
+    parser.add_argument("--steps", type=int, default=20, help="weight updates until it ends")
     args = parser.parse_args()
 
     job = AgentJetJob(
@@ -74,6 +74,8 @@ def main() -> None:
             number += 1
             for _ in range(job.num_repeat):  # the episodes of one task form a group and share a baseline
                 executor.submit(rollout, Task(task_id=f"game-{number}"))
+            client.print_new_steps()  # one line for each step since the last time
+    client.print_new_steps()
     client.print_rollout_stat()
 
 

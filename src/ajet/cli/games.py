@@ -44,13 +44,16 @@ def demo_werewolves(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start a new run even where an unfinished one could be continued.")
     ] = False,
+    further: Annotated[
+        bool, typer.Option("--continue", help="Train the last run of these roles and seed further, to --steps in all.")
+    ] = False,
 ) -> None:
     """Werewolves, nine players or another board: a server and a client on this machine, and a curve that rises."""
     from ajet.demo import werewolves
 
     code = werewolves.run(
         trainable=trainable, steps=steps, seed=seed, exp_dir=exp_dir, port=swarm_port, config=config,
-        eval_games=eval_games, live=live, board=board, fresh=fresh,
+        eval_games=eval_games, live=live, board=board, fresh=fresh, further=further,
     )  # fmt: skip
     raise typer.Exit(code)
 

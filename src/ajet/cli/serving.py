@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ajet.cli.app import DEFAULT_URL, Url, app, flat
+from ajet.cli.app import DEFAULT_URL, Url, app
 from ajet.schema.errors import AjetError
 
 
@@ -44,21 +44,17 @@ def status(
     swarm_url: Url = DEFAULT_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer as it is.")] = False,
 ) -> None:
-    """Show what a swarm server is doing."""
+    """Show what a swarm server is doing, in a dozen lines; --json has it all."""
     from ajet.client import SwarmClient
+    from ajet.monitor.overwatch.once import print_summary
+    from ajet.schema.status import Status
 
     client = SwarmClient(swarm_url, verbose=False, retry_budget_s=0)
     state = client.get_status()
     if as_json:
         print(json.dumps(state, indent=1))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None)
-    for key, value in flat(state):
-        table.add_row(key, str(value))
-    Console().print(table)
+    print_summary(client.server_url, Status.model_validate(state))
 
 
 @app.command("top", hidden=True)

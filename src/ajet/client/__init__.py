@@ -15,7 +15,7 @@ from ajet.client.debug import AsyncDebugSwarmClient, DebugSwarmClient
 from ajet.client.episode import AsyncEpisode, Episode
 from ajet.client.executor import PeriodicDrainThreadPoolExecutor
 from ajet.client.finish import StopTraining
-from ajet.client.multi_model import MultiModelEpisode, begin_episodes
+from ajet.client.multi_model import AsyncMultiModelEpisode, MultiModelEpisode, begin_episodes
 from ajet.client.several import start_engines
 from ajet.client.swarm_client import SwarmClient
 from ajet.schema.throttle import SwarmThrottlePolicy
@@ -23,6 +23,7 @@ from ajet.schema.throttle import SwarmThrottlePolicy
 __all__ = [
     "AsyncDebugSwarmClient",
     "AsyncEpisode",
+    "AsyncMultiModelEpisode",
     "AsyncSwarmClient",
     "DebugSwarmClient",
     "Episode",

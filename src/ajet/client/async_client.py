@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ajet.client.blocking import EXIT_BUDGET_S, abort_quietly
 from ajet.client.episode import AsyncEpisode
 from ajet.client.exchange import ConnectionFault, Operation, Pause
 from ajet.client.operations import LONG_POLL_S, Operations
@@ -21,7 +22,6 @@ from ajet.client.report import rollout_stat, rollout_text
 from ajet.client.scope import current_scope
 from ajet.client.settings import DEFAULT_POOL_SIZE, DEFAULT_RETRY_BUDGET_S, Settings
 from ajet.client.several import start_engines_async
-from ajet.client.swarm_client import EXIT_BUDGET_S, abort_quietly
 from ajet.client.weight_sync import Callback, WeightSyncCallbacks, arguments
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import AjetError, ConfigError, EpisodeGone, TrainingFinished
@@ -170,10 +170,14 @@ class AsyncSwarmClient:
         return await self._run(self._operations.can_continue(episode_uuid))
 
     def episode(
-        self, task: Task | None = None, discard_episode_timeout: float = 240, episode_type: str = "train"
+        self,
+        task: Task | None = None,
+        discard_episode_timeout: float = 240,
+        episode_type: str = "train",
+        throttle_policy: SwarmThrottlePolicy | None = None,
     ) -> AsyncEpisode:
         """``async with client.episode(task) as episode:`` begins, and ends or aborts by itself."""
-        return AsyncEpisode(self, task, discard_episode_timeout, episode_type)
+        return AsyncEpisode(self, task, discard_episode_timeout, episode_type, throttle_policy)
 
     async def agree_sync_weight(self) -> dict[str, Any]:
         """See :meth:`ajet.client.SwarmClient.agree_sync_weight`."""
@@ -210,6 +214,13 @@ class AsyncSwarmClient:
 
     async def get_global_step(self) -> int:
         return int((await self.get_status())["step"])
+
+    async def get_steps(self, since: int = 0) -> list[dict[str, Any]]:
+        return await self._run(self._operations.steps(since))
+
+    async def print_new_steps(self) -> None:
+        for line in await self._run(self._operations.new_step_lines()):
+            print(line, flush=True)
 
     async def get_rollout_stat(self) -> dict[str, Any]:
         return rollout_stat(await self.get_status())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import AjetError, EpisodeGone
 from ajet.schema.task import Task, WorkflowOutput
+from ajet.schema.throttle import SwarmThrottlePolicy
 
 if TYPE_CHECKING:
     from ajet.client.async_client import AsyncSwarmClient
@@ -29,9 +30,16 @@ class Episode:
     episode_uuid: str
     api: OpenaiBaseUrlAndApiKey
 
-    def __init__(self, client: SwarmClient, task: Task | None, timeout_s: float, episode_type: str) -> None:
+    def __init__(
+        self,
+        client: SwarmClient,
+        task: Task | None,
+        timeout_s: float,
+        episode_type: str,
+        throttle_policy: SwarmThrottlePolicy | None,
+    ) -> None:
         self._client = client
-        self._arguments = (timeout_s, episode_type, task)
+        self._arguments = (timeout_s, episode_type, task, throttle_policy)
         self._over = False
         self.task = task
         self.output: WorkflowOutput | None = None
@@ -72,9 +80,16 @@ class AsyncEpisode:
     episode_uuid: str
     api: OpenaiBaseUrlAndApiKey
 
-    def __init__(self, client: AsyncSwarmClient, task: Task | None, timeout_s: float, episode_type: str) -> None:
+    def __init__(
+        self,
+        client: AsyncSwarmClient,
+        task: Task | None,
+        timeout_s: float,
+        episode_type: str,
+        throttle_policy: SwarmThrottlePolicy | None,
+    ) -> None:
         self._client = client
-        self._arguments = (timeout_s, episode_type, task)
+        self._arguments = (timeout_s, episode_type, task, throttle_policy)
         self._over = False
         self.task = task
         self.output: WorkflowOutput | None = None

@@ -12,6 +12,7 @@ from ajet.client import advice
 from ajet.client.exchange import Call, Exchange, Operation, Pause, Reply, as_json, checked, read
 from ajet.client.leases import OpenEpisodes
 from ajet.client.retry import Backoff
+from ajet.client.steps import StepLines
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import (
     EngineFailed,
@@ -22,7 +23,7 @@ from ajet.schema.errors import (
     ServerUnreachable,
     TrainingFinished,
 )
-from ajet.schema.status import Status
+from ajet.schema.status import MetricsHistory, Status
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.schema.throttle import SwarmThrottlePolicy
 from ajet.schema.wire import (
@@ -67,6 +68,7 @@ class Operations(Exchange):
         super().__init__(server_url, retry_budget_s=retry_budget_s, say=say, clock=clock)
         self.client_id = f"client-{uuid.uuid4().hex}"
         self.leases = OpenEpisodes()
+        self._step_lines = StepLines()
         self.share: str | None = None
         """The part of each batch that this client plays for."""
         self.debug = False
@@ -309,6 +311,18 @@ class Operations(Exchange):
         if episode in gone:
             self.leases.remove(episode, gone[episode])
         return episode not in gone
+
+    def steps(self, since: int) -> Operation[list[dict[str, Any]]]:
+        reply = yield from self.request(Call("GET", f"{API}/metrics/history", params={"since": str(since)}))
+        return read(MetricsHistory, reply.body).steps
+
+    def new_step_lines(self) -> Operation[list[str]]:
+        """A line for each step that was not asked for before."""
+        status = yield from self.status()
+        since = self._step_lines.since(status)
+        if since is None:
+            return []
+        return self._step_lines.lines((yield from self.steps(since)), status["total_steps"])
 
     def open_episodes(self) -> Operation[list[dict[str, Any]]]:
         reply = yield from self.request(Call("GET", f"{API}/episodes"))

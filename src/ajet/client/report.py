@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ajet.schema.drops import drops_text
+
 BAR_WIDTH = 24
 
 
@@ -41,7 +43,7 @@ def rollout_text(stat: dict[str, Any]) -> str:
         )
     drops = stat.get("drops") or {}
     if drops:
-        lines.append("dropped: " + ", ".join(f"{reason} {count}" for reason, count in sorted(drops.items())))
+        lines += ["episodes not trained:", *(f"  {line}" for line in drops_text(drops))]
     shares = stat.get("shares") or []
     if shares:
         lines.append(

@@ -7,58 +7,33 @@ at the end of the process (or of the client) what is still open is aborted; ever
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ajet.client.blocking import abort_quietly, beater, close, drive, update_asker
 from ajet.client.episode import Episode
-from ajet.client.exchange import ConnectionFault, Operation, Pause
+from ajet.client.exchange import Operation
 from ajet.client.finish import StopTraining
 from ajet.client.heartbeat import HeartbeatThread
-from ajet.client.operations import LONG_POLL_S, Operations
+from ajet.client.operations import Operations
 from ajet.client.report import rollout_stat, rollout_text
 from ajet.client.scope import current_scope
 from ajet.client.settings import DEFAULT_POOL_SIZE, DEFAULT_RETRY_BUDGET_S, Settings
 from ajet.client.several import start_engines
-from ajet.client.weight_sync import Ask, Callback, WeightSyncCallbacks, watch
+from ajet.client.weight_sync import Callback, WeightSyncCallbacks, watch
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
-from ajet.schema.errors import AjetError, ConfigError, EpisodeGone, TrainingFinished
+from ajet.schema.errors import ConfigError, EpisodeGone, TrainingFinished
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.schema.throttle import SwarmThrottlePolicy
 from ajet.schema.wire import EngineState
 
 if TYPE_CHECKING:
-    from ajet.client.transport import BlockingTransport
     from ajet.copilot.job import AgentJetJob
 
 T = TypeVar("T")
-EXIT_BUDGET_S = 2.0
-
-
-def drive(operation: Operation[T], transport: BlockingTransport, closed: threading.Event) -> T:
-    """Perform the effects of ``operation`` and return what it returns."""
-    try:
-        effect = next(operation)
-        while True:
-            if isinstance(effect, Pause):
-                if closed.wait(effect.seconds):
-                    operation.close()
-                    raise AjetError("This client was closed while a call waited.")
-                effect = operation.send(None)
-                continue
-            try:
-                reply = transport.send(effect)
-            except ConnectionFault as fault:
-                effect = operation.throw(fault)
-            else:
-                effect = operation.send(reply)
-    except StopIteration as done:
-        return done.value
 
 
 class SwarmClient:
@@ -110,9 +85,9 @@ class SwarmClient:
         self._transport = BlockingTransport(url, key, self._settings.pool_size)
         self._closed = threading.Event()
         beats = BlockingTransport(url, key, 1)
-        heartbeat = HeartbeatThread(self._operations.leases, _beater(self._operations, beats, self._closed))
+        heartbeat = HeartbeatThread(self._operations.leases, beater(self._operations, beats, self._closed))
         self._finalizer = weakref.finalize(
-            self, _close, self._operations, heartbeat, self._closed, (self._transport, beats)
+            self, close, self._operations, heartbeat, self._closed, (self._transport, beats)
         )
 
     def __repr__(self) -> str:
@@ -265,10 +240,15 @@ class SwarmClient:
         return self._run(self._operations.can_continue(episode_uuid))
 
     def episode(
-        self, task: Task | None = None, discard_episode_timeout: float = 240, episode_type: str = "train"
+        self,
+        task: Task | None = None,
+        discard_episode_timeout: float = 240,
+        episode_type: str = "train",
+        throttle_policy: SwarmThrottlePolicy | None = None,
     ) -> Episode:
-        """``with client.episode(task) as episode:`` begins, and ends or aborts by itself; see :class:`Episode`."""
-        return Episode(self, task, discard_episode_timeout, episode_type)
+        """``with client.episode(task) as episode:`` begins, and ends or aborts by itself; see :class:`Episode`. Arguments as of
+        :meth:`begin_episode`."""
+        return Episode(self, task, discard_episode_timeout, episode_type, throttle_policy)
 
     # ── updates ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -291,13 +271,25 @@ class SwarmClient:
         begin while the server cannot be reached are told when it can, in order. A forked child tells nobody.
         """
         if self._on_update.add(callback, self.get_status()):
-            watch(self._on_update, _update_asker(self._operations, self._settings, self._closed), self._closed)
+            watch(self._on_update, update_asker(self._operations, self._settings, self._closed), self._closed)
 
     # ── reads ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get_global_step(self) -> int:
         """Weight updates so far."""
         return int(self.get_status()["step"])
+
+    def get_steps(self, since: int = 0) -> list[dict[str, Any]]:
+        """Metrics of the training steps after step ``since``, a dict for each: ``step``, ``reward/mean``, … (``metrics.jsonl``)."""
+        return self._run(self._operations.steps(since))
+
+    def print_new_steps(self) -> None:
+        """Print one line (step, mean reward, win rate) for each training step since the last call. Call it in the loop.
+
+        The first call prints the newest step only, so that a run that is resumed does not begin with pages.
+        """
+        for line in self._run(self._operations.new_step_lines()):
+            print(line, flush=True)
 
     def get_rollout_stat(self) -> dict[str, Any]:
         """State, step, how full the next batch is, open episodes, and what was dropped and why."""
@@ -354,21 +346,6 @@ class SwarmClient:
         return abort
 
 
-def abort_quietly(
-    operations: Operations,
-    transport: BlockingTransport,
-    closed: threading.Event,
-    episode: str,
-    reason: str,
-    budget_s: float,
-) -> None:
-    """Abort ``episode``; an error is a line, for there is nobody left to raise it to."""
-    try:
-        drive(operations.abort(episode, reason, budget_s), transport, closed)
-    except AjetError as err:
-        print(f"[ajet] episode {episode} could not be aborted: {err.message}", file=sys.stderr)
-
-
 def _rebuild_after_fork(client: SwarmClient) -> None:
     """A forked child is another client: the parent's episodes, connections and heartbeat are not its own."""
     reference = weakref.ref(client)
@@ -381,58 +358,6 @@ def _rebuild_after_fork(client: SwarmClient) -> None:
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=after_in_child)
-
-
-def _beater(operations: Operations, transport: BlockingTransport, closed: threading.Event) -> Any:
-    def beat(episodes: list[str]) -> bool:
-        if not episodes and operations.leases.beat_s is None:
-            return True
-        try:
-            drive(operations.heartbeat(episodes), transport, closed)
-        except (AjetError, ConnectionFault) as err:
-            operations.notice(f"heartbeat not answered ({err}); trying again")
-            return False
-        return True
-
-    return beat
-
-
-def _update_asker(operations: Operations, settings: Settings, closed: threading.Event) -> Ask:
-    """Asks for a status over a connection of its own; None where there is no answer."""
-    from ajet.client.transport import BlockingTransport
-
-    transport = BlockingTransport(settings.server_url, settings.api_key, 1)
-
-    def ask(waits_for: dict[str, Any]) -> dict[str, Any] | None:
-        try:
-            return drive(operations.status(**waits_for, wait_s=LONG_POLL_S), transport, closed)
-        except (AjetError, ConnectionFault) as err:
-            if not closed.is_set():
-                operations.notice(f"updates cannot be watched just now ({err}); trying again")
-            return None
-
-    return ask
-
-
-def _close(
-    operations: Operations,
-    heartbeat: HeartbeatThread,
-    closed: threading.Event,
-    transports: tuple[BlockingTransport, ...],
-) -> None:
-    heartbeat.stop()
-    deadline = time.monotonic() + EXIT_BUDGET_S
-    for episode in operations.leases.ids():
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        abort_quietly(operations, transports[0], closed, episode, "client closed: the episode was still open", left)
-    if operations.leases.beat_s is not None:
-        with contextlib.suppress(AjetError, ConnectionFault):
-            drive(operations.goodbye(), transports[0], closed)
-    closed.set()
-    for transport in transports:
-        transport.close()
 
 
 __all__ = ["Episode", "SwarmClient"]

@@ -19,13 +19,12 @@ from ajet.copilot.job import AgentJetJob
 from ajet.demo.evaluation import Measures, play_deals, wins
 from ajet.demo.files import write
 from ajet.demo.replays import evaluation_replays, join_replays, training_replays
+from ajet.demo.runs import STARTED, seconds_before
 from ajet.envs.werewolves.workflow import ExampleWerewolves
+from ajet.schema.errors import JobConflict
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_reader import RouterTaskReader
 from ajet.utils.thread_executors import PeriodicDrainThreadPoolExecutor
-
-STARTED = "demo_training_started"
-"""File with the time at which training began, Unix seconds."""
 
 CURVE = "curve.jsonl"
 CURVE_EVERY = 5
@@ -128,6 +127,14 @@ def train(
                     executor.submit(rollout, task=task)
 
 
+def start_engine(client: SwarmClient, job: AgentJetJob) -> None:
+    """Start it with this run's job, also where the server has resumed the run with the fewer steps it had before."""
+    try:
+        client.auto_sync_train_config_and_start_engine(job)
+    except JobConflict:
+        client.auto_sync_train_config_and_start_engine(job, force_restart=True)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--swarm-url", required=True)
@@ -143,14 +150,14 @@ def main(argv: list[str] | None = None) -> int:
     board = job.config.env.werewolves
     client = SwarmClient(args.swarm_url, verbose=False)
     say(phase="boot")
-    client.auto_sync_train_config_and_start_engine(job)
+    start_engine(client, job)
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.eval_games:
         evaluate(client, targets, args.folder, "initial", args.eval_games, job.max_env_worker, board)
     say(phase="train")
     started = args.folder / STARTED
     if not started.exists():
-        write(started, f"{time.time():.3f}\n", say_waiting)
+        write(started, f"{time.time() - seconds_before(args.folder):.3f}\n", say_waiting)
     stop = threading.Event()
     curve: threading.Thread | None = None
     if args.live == "both" and opposed(targets) and args.eval_games:

@@ -17,6 +17,9 @@ from ajet.demo.player import CURVE
 from ajet.demo.replays import list_replays
 from ajet.evaluation.intervals import difference
 
+ENDS = (3, 5)
+"""Steps at the beginning and at the end of training that are compared, in runs that have so many."""
+
 
 def _load(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
@@ -101,17 +104,8 @@ def paired(folder: Path) -> dict[str, Any]:
 def print_report(summary: dict[str, Any], folder: Path, picture: Path | None, checkpoint: str | None) -> None:
     console = Console()
     rows = summary["train"]
-    table = Table(title="Training win rate", title_justify="left")
-    table.add_column("role")
-    for label in ("first 3 steps", "last 5 steps", "change"):
-        table.add_column(label, justify="right")
-    for role in summary["trainable_targets"]:
-        series = [row["win_rate"][role] for row in rows if role in row["win_rate"]]
-        if series:
-            first, last = series[:3], series[-5:]
-            a, b = sum(first) / len(first), sum(last) / len(last)
-            table.add_row(role, f"{a:.3f}", f"{b:.3f}", f"{b - a:+.3f}")
-    console.print(table)
+    if len(rows) >= sum(ENDS):
+        console.print(_training_table(summary))
     if summary["paired"]:
         table = Table(title="Held-out deals, everyone else scripted", title_justify="left")
         table.add_column("role")
@@ -128,6 +122,9 @@ def print_report(summary: dict[str, Any], folder: Path, picture: Path | None, ch
                 str(a["games"]),
             )
         console.print(table)
+        unclear = [role for role, d in summary["paired"].items() if d["low"] is None or d["low"] <= 0 <= d["high"]]
+        if unclear:
+            console.print(f"An interval that holds 0 may be chance: {', '.join(unclear)}.", highlight=False)
     if summary["behaviour"]:
         console.print(behaviour_table(summary))
     console.print(f"training took {summary['wall_seconds']:.0f} s for {summary['steps']} steps")
@@ -138,6 +135,20 @@ def print_report(summary: dict[str, Any], folder: Path, picture: Path | None, ch
         console.print(f"replays     {len(paths)} {which}: ajet-swarm replay {folder / paths[-1]}", soft_wrap=True)
     if checkpoint:
         console.print(f"checkpoint  {checkpoint}", soft_wrap=True)
+
+
+def _training_table(summary: dict[str, Any]) -> Table:
+    """The two ends of the training curve, which do not overlap."""
+    table = Table(title="Training win rate", title_justify="left")
+    table.add_column("role")
+    for label in (f"first {ENDS[0]} steps", f"last {ENDS[1]} steps", "change"):
+        table.add_column(label, justify="right")
+    for role in summary["trainable_targets"]:
+        series = [row["win_rate"][role] for row in summary["train"] if role in row["win_rate"]]
+        if series:
+            a, b = mean(series[: ENDS[0]]), mean(series[-ENDS[1] :])
+            table.add_row(role, f"{a:.3f}", f"{b:.3f}", f"{b - a:+.3f}")
+    return table
 
 
 def draw_curve(summary: dict[str, Any], path: Path) -> Path | None:

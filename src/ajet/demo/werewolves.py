@@ -1,6 +1,6 @@
 """Runs the demo: starts the server and the client, shows progress, leaves the report.
 
-Both processes are this one's children and end with it. An unfinished run in the same folder is continued.
+Both processes are this one's children and end with it. Which run is played is said in :mod:`ajet.demo.runs`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ajet.copilot.job import AgentJetJob
+from ajet.demo import runs
 from ajet.demo.files import when_there_is_room, write
-from ajet.demo.player import STARTED
 from ajet.demo.report import build_summary, draw_curve, print_report
 from ajet.envs.werewolves.presets import board_options, board_text
 from ajet.schema.errors import AjetError, ConfigError, EngineFailed
@@ -49,6 +49,7 @@ def run(
     live: str = "alternate",
     board: str | None = None,
     fresh: bool = False,
+    further: bool = False,
 ) -> int:
     """Train Werewolves on this machine. Returns the exit code; see ``ajet-swarm demo werewolves --help``."""
     console = Console()
@@ -60,54 +61,93 @@ def run(
     base = f"werewolves-{'-'.join(targets)}-seed{seed}"
     if board is not None:
         base += f"-{board.replace('=', '').replace(',', '-')}"
-    name = _experiment_name(exp_dir, base, fresh)
-    folder = exp_dir / name
-    job = AgentJetJob(base_yaml_config=str(config or config_path()), experiment_name=name, total_training_steps=steps)
+    chosen = runs.find_run(exp_dir, base, fresh=fresh, further=further)
+    folder = chosen.folder
+    given = str(config or config_path())
+    job = AgentJetJob(base_yaml_config=given, experiment_name=folder.name, total_training_steps=steps)
     if board is not None:
         job.config.env.werewolves = {**job.config.env.werewolves, "board": board}
     roles = list(dict.fromkeys(role.value for role in board_options(job.config.env.werewolves).roles))
     unknown = [role for role in targets if role not in roles]
     if unknown or not targets:
         raise ConfigError(f"--trainable takes roles out of {', '.join(roles)}; not {', '.join(unknown) or 'none'}.")
-    folder.mkdir(parents=True, exist_ok=True)
     job.config.trainer_common.seed = seed
     job.config.experiment_dir = str(exp_dir.resolve())
-    # The server's own folder is the run's too: a run never resumes another run's job.
-    job_file = folder / "demo_job.yaml"
-    if job_file.exists():
-        console.print(f"continuing the unfinished run in {folder}")
-    else:
-        job.dump_job_as_yaml(str(job_file))
+    again = runs.command(
+        {
+            "--trainable": (trainable, DEFAULT_TARGETS), "--seed": (seed, 0), "--board": (board, None),
+            "--live": (live, "alternate"), "--exp-dir": (exp_dir, Path("saved_experiments")), "--config": (config, None),
+        }
+    )  # fmt: skip
+    job = _open(console, chosen, job, steps, again)
+    deals = runs.deals_of(folder)
+    if deals not in (None, eval_games):
+        console.print(f"evaluating on {deals} held-out deals a role, those of its initial policy", highlight=False)
+        eval_games = deals
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
+    play = [
+        "--swarm-url", url, "--job", str(folder / runs.JOB), "--folder", str(folder), "--trainable", ",".join(targets),
+        "--live", live, "--seed", str(seed), "--eval-games", str(eval_games),
+    ]  # fmt: skip
     signal.signal(signal.SIGTERM, terminated)
     with ExitStack() as stack:
-        server = child(
-            stack,
-            [sys.executable, "-m", "ajet.cli", "start", "--swarm-port", str(port), "--exp-dir", str(folder / "server")],
-            folder / "demo_server.log",
-        )
-        client = child(
-            stack,
-            [
-                sys.executable, "-m", "ajet.demo.player", "--swarm-url", url, "--job", str(job_file),
-                "--folder", str(folder), "--trainable", ",".join(targets), "--live", live, "--seed", str(seed),
-                "--eval-games", str(eval_games),
-            ],
-            folder / "demo_client.log",
-            lines=True,
-        )  # fmt: skip
-        console.print(f"server   {url}   (log: {folder / 'demo_server.log'})", soft_wrap=True)
-        console.print(f"watch    ajet-swarm overwatch --swarm-url {url}   (in another terminal)", soft_wrap=True)
-        console.print(
-            f"client   {len(targets)} trainable role(s): {', '.join(targets)}   (log: {folder / 'demo_client.log'})"
-        )
         try:
+            server, client = _processes(stack, folder, port, play)
+            where = f"{len(targets)} trainable role(s): {', '.join(targets)}   (log: {folder / 'demo_client.log'})"
+            for line in (
+                f"server   {url}   (log: {folder / 'demo_server.log'})",
+                f"watch    ajet-swarm overwatch --swarm-url {url}   (in another terminal)",
+                f"client   {where}",
+            ):
+                console.print(line, soft_wrap=True)
             history, status = _watch(console, url, server, client, job)
         except KeyboardInterrupt:
             console.print("stopped; the same command continues this run")
             return 130
-    started = folder / STARTED
+    _report(console, folder, history, status, seed, targets)
+    usual = AgentJetJob(given).total_training_steps
+    if len(history) < usual:
+        told = f"This run has {len(history)} steps; what it learns shows over the usual {usual}. Train it on:"
+        console.print(f"{told}\n            {again} --continue", soft_wrap=True, highlight=False)
+    return 0
+
+
+def _open(console: Console, chosen: runs.Run, asked: AgentJetJob, steps: int | None, again: str) -> AgentJetJob:
+    """The job of the chosen run, in its folder: the one it began with, to more steps where it is to be trained further.
+
+    Raises:
+        ConfigError: it is finished, and has as many steps already.
+    """
+    folder, job_file = chosen.folder, chosen.folder / runs.JOB
+    begun = AgentJetJob(job_file) if job_file.exists() else None
+    if begun is not None and chosen.why == "further":
+        done = runs.steps_of(folder)
+        if done is not None and asked.total_training_steps <= done:
+            raise ConfigError(f"{folder} has {done} steps. Say how many it is to have: --steps N, above {done}.")
+        begun.total_training_steps = max(begun.total_training_steps, asked.total_training_steps)
+    job = begun or asked
+    said = runs.words(chosen, job.total_training_steps, steps, again)
+    if said:
+        console.print(said, soft_wrap=True, highlight=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    if begun is None or chosen.why == "further":
+        job.dump_job_as_yaml(str(job_file))
+    if chosen.why == "further":
+        runs.reopen(folder, console.print)
+    return job
+
+
+def _report(
+    console: Console,
+    folder: Path,
+    history: list[dict[str, Any]],
+    status: dict[str, Any],
+    seed: int,
+    targets: list[str],
+) -> None:
+    """What a finished run leaves: summary, picture, tables."""
+    started = folder / runs.STARTED
     seconds = history[-1]["time"] - float(started.read_text()) if history and started.exists() else 0.0
     drops = status.get("drops", {})
     summary = build_summary(folder, history, seed=seed, targets=targets, wall_seconds=seconds, drops=drops)
@@ -116,21 +156,19 @@ def run(
     picture = when_there_is_room(path, lambda: draw_curve(summary, path), console.print)
     write(folder / "summary.json", json.dumps(summary, indent=1), console.print)
     print_report(summary, folder, picture, checkpoint)
-    return 0
+
+
+def _processes(stack: ExitStack, folder: Path, port: int, play: list[str]) -> tuple[_Child, _Child]:
+    """The server and the client of a run; they end with ``stack``."""
+    # The server's own folder is the run's too: a run never resumes another run's job.
+    serve = ["--swarm-port", str(port), "--exp-dir", str(folder / "server")]
+    server = child(stack, [sys.executable, "-m", "ajet.cli", "start", *serve], folder / "demo_server.log")
+    player = [sys.executable, "-m", "ajet.demo.player", *play]
+    return server, child(stack, player, folder / "demo_client.log", lines=True)
 
 
 def terminated(_signal: int, _frame: Any) -> None:
     raise KeyboardInterrupt  # so that both children are ended
-
-
-def _experiment_name(exp_dir: Path, base: str, fresh: bool) -> str:
-    """``base`` for a new or unfinished run; a numbered one where that is finished or ``fresh`` is asked for."""
-    for n in range(1, 10_000):
-        name = base if n == 1 else f"{base}-{n}"
-        folder = exp_dir / name
-        if not folder.exists() or (not fresh and not (folder / "summary.json").exists()):
-            return name
-    raise ConfigError(f"Too many runs in {exp_dir}; remove some or give --exp-dir another folder.")
 
 
 def free_port() -> int:

@@ -28,8 +28,8 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from ajet.pool.reasons import DropReason
 from ajet.pool.shares import Composition, Shares
+from ajet.schema.drops import DropReason
 
 TASKS = "rollout_until_finish_enough_tasks"
 EPISODES = "rollout_until_finish_enough_episodes"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ajet.pool.reasons import DropReason
+from ajet.schema.drops import DropReason
 
 Kind = Literal["train", "eval"]
 

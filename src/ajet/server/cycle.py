@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from ajet.backbone.protocol import Backbone, BackboneDied
 from ajet.pool.disk_health import SLOW_S
 from ajet.pool.groups import GroupPool
-from ajet.pool.reasons import DropReason
 from ajet.pool.records import BatchFormed
+from ajet.schema.drops import DropReason
 from ajet.schema.wire import EngineState
 from ajet.server import training
 from ajet.server.experiment import Experiment

@@ -101,6 +101,8 @@ class ZeroAdvantageWatch:
         for key, share in metrics.items():
             if key.startswith("advantage/") and key.endswith("/zero_group_share"):
                 tag = key[len("advantage/") : -len("/zero_group_share")]
+                if not tag:  # that of all tags together
+                    continue
                 self.streak[tag] = self.streak[tag] + 1 if share >= 1.0 else 0
         return [_nothing_to_learn(tag, n, metrics) for tag, n in sorted(self.streak.items()) if n >= ZERO_STEPS]
 

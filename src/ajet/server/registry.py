@@ -27,8 +27,8 @@ from ajet.pool import journal_read
 from ajet.pool.groups import Finished, GroupPool
 from ajet.pool.journal import Journal
 from ajet.pool.leases import Lease, LeaseBook
-from ajet.pool.reasons import DropReason
 from ajet.pool.records import Counted, Done, Dropped, LeaseOpened
+from ajet.schema.drops import DropReason
 from ajet.schema.errors import DiskRefused, EpisodeGone, InvalidRequest, NotFound
 from ajet.schema.wire import AbortRequest, EndAnswer, EndRequest
 from ajet.server.admission import Admission

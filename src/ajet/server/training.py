@@ -21,8 +21,8 @@ from ajet.backbone.protocol import Backbone, BackboneDied
 from ajet.default_config.schema import AjetConfig
 from ajet.pool import journal_read
 from ajet.pool.groups import Batch, Drop
-from ajet.pool.reasons import DropReason
 from ajet.pool.records import BatchFormed, Counted, StepDone
+from ajet.schema.drops import DropReason
 from ajet.schema.errors import AjetError, DiskRefused, EngineFailed
 from ajet.server.experiment import Experiment
 from ajet.server.metrics import batch_metrics, lag_histogram

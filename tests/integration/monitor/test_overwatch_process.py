@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -86,6 +87,26 @@ def test_once_prints_one_plain_frame_of_a_running_server(server):
     assert plain.returncode == 0
     assert plain.stdout.isascii()
     assert max(len(line) for line in plain.stdout.splitlines()) <= 80
+
+
+def test_status_is_short_with_times_to_read_and_json_is_the_answer_itself(server):
+    start(server)
+    play(server.url)
+    words = [sys.executable, "-m", "ajet.cli", "status", "--swarm-url", server.url]
+    env = {k: v for k, v in environment().items() if k != "COLUMNS"}
+    said = subprocess.run(
+        words, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, env=env, check=True
+    ).stdout
+    assert re.search(r"^ROLLING     since \d\d:\d\d:\d\d \([\d.]+ s\)", said, re.M), said
+    for part in ("0 of 3", "0 of 2 groups ready", "1 of 128 running", "disk        ok", "dropped     nothing", "speed"):
+        assert part in said, said
+    assert "e+09" not in said
+    assert len(said.splitlines()) < 15
+    whole = subprocess.run([*words, "--json"], capture_output=True, cwd=ROOT, timeout=DEADLINE_S, env=env, check=True)
+    printed, answered = json.loads(whole.stdout), server.status()
+    assert set(printed) == set(answered)
+    same = set(answered) - {"now", "speeds", "disk", "leases"}
+    assert {key: printed[key] for key in same} == {key: answered[key] for key in same}
 
 
 def test_once_without_a_server_says_so_in_one_line_and_exits_1(server):

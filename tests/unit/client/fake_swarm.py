@@ -38,6 +38,7 @@ class FakeSwarm:
         self.failure: str | None = None
         self.step = 0
         self.batch_step = 0
+        self.history: list[dict[str, Any]] = []
         self.experiment_dir: str | None = "/exp"
         self.num_repeat = 4
         self.beat_s: float | None = None
@@ -118,6 +119,8 @@ class FakeSwarm:
                 "pool": {"rule": "r", "num_repeat": self.num_repeat},
                 "total_steps": 25,
             }
+        if (method, route) == ("GET", "/metrics/history"):
+            return 200, {"steps": [step for step in self.history if step["step"] > int(query["since"])]}
         if (method, route) == ("PUT", "/job"):
             running = self.job if self.state not in ("OFFLINE", "FAILED") else None
             if running is not None and running != body["job"]:

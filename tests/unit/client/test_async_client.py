@@ -105,6 +105,10 @@ async def test_reads(swarm: FakeSwarm, client: AsyncSwarmClient, capsys: pytest.
     await client.print_rollout_stat()
     assert "ROLLING" in capsys.readouterr().out
     assert await client.get_global_step() == 0
+    swarm.step, swarm.history = 1, [{"step": 1, "reward/mean": 0.5, "win_rate": 0.25}]
+    await client.print_new_steps()
+    assert capsys.readouterr().out == "step 1/25  reward 0.500  win rate 0.25\n"
+    assert await client.get_steps() == swarm.history
 
 
 async def test_closing_gives_open_episodes_back(swarm: FakeSwarm) -> None:

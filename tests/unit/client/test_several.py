@@ -28,15 +28,6 @@ WON = WorkflowOutput(reward={"wolf": 1.0, "seer": 0.0})
 
 
 @pytest.fixture
-def swarms() -> Iterator[tuple[FakeSwarm, FakeSwarm]]:
-    """Two servers, in the order of their addresses."""
-    pair = sorted((FakeSwarm(), FakeSwarm()), key=lambda swarm: swarm.url)
-    yield pair[0], pair[1]
-    for swarm in pair:
-        swarm.close()
-
-
-@pytest.fixture
 def clients(swarms: tuple[FakeSwarm, FakeSwarm]) -> Iterator[dict[str, SwarmClient]]:
     made = {
         n: SwarmClient(s.url, verbose=False, retry_budget_s=5) for n, s in zip(("wolf", "seer"), swarms, strict=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ajet.client import StopTraining, SwarmClient
+from ajet.client.report import rollout_text
 from ajet.copilot.job import AgentJetJob
 from ajet.schema.errors import (
     ConfigError,
@@ -453,3 +454,43 @@ def test_stats_read_as_text(client: SwarmClient, capsys: pytest.CaptureFixture[s
     assert client.get_rollout_stat()["state"] == "ROLLING"
     assert client.get_global_step() == 0
     assert [entry["episode_id"] for entry in client.get_episode_buffer()] == [episode]
+
+
+def test_the_report_says_in_words_why_episodes_were_not_trained() -> None:
+    drops = {"training_finished": 8, "aborted": 2, "of_a_newer_server": 1}
+    said = rollout_text({"state": "FINISHED", "step": 5, "total_steps": 5, "policy_version": 5, "drops": drops})
+    assert said.splitlines()[1:] == [
+        "episodes not trained:",
+        "  aborted 2: given back by its client: an exception, Ctrl-C, a debug client; normal for games that still play when training ends",
+        "  of_a_newer_server 1",
+        "  training_finished 8: came after the batch of the last step, complete or not; normal at the end of a run",
+    ]
+
+
+def trained(swarm: FakeSwarm, steps: int) -> None:
+    """``swarm`` is so far; every second step's episodes told whether they won."""
+    swarm.step = steps
+    swarm.history = [
+        {"step": n, "reward/mean": n / 100, **({"win_rate": n / 10} if n % 2 else {})} for n in range(1, steps + 1)
+    ]
+
+
+def test_each_step_is_printed_once_and_of_a_run_that_is_joined_the_newest_first(
+    swarm: FakeSwarm, client: SwarmClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.print_new_steps()
+    assert capsys.readouterr().out == ""
+    for steps in (1, 1, 3):
+        trained(swarm, steps)
+        client.print_new_steps()
+    assert capsys.readouterr().out.splitlines() == [
+        "step 1/25  reward 0.010  win rate 0.10", "step 2/25  reward 0.020", "step 3/25  reward 0.030  win rate 0.30",
+    ]  # fmt: skip
+    with SwarmClient(swarm.url, verbose=False) as other:
+        other.print_new_steps()
+    assert capsys.readouterr().out.splitlines() == ["step 3/25  reward 0.030  win rate 0.30"]
+    swarm.experiment_dir = "/another"
+    trained(swarm, 2)
+    client.print_new_steps()
+    assert capsys.readouterr().out.splitlines() == ["step 2/25  reward 0.020"]
+    assert [step["step"] for step in client.get_steps(since=1)] == [2]

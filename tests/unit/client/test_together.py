@@ -42,6 +42,19 @@ def test_what_is_not_asked_for_is_not_sent_so_an_older_server_will_do(swarm: Fak
         client.begin_episode(throttle_policy={"ratio": 0.5})
 
 
+async def test_an_episodes_block_takes_a_throttle_policy_as_begin_episode_does(swarm: FakeSwarm, client) -> None:
+    policy = SwarmThrottlePolicy(ratio=2.0, expected_batch_size=4)
+    with client.episode(TASK, throttle_policy=policy) as episode:
+        episode.output = WON
+    async with (
+        AsyncSwarmClient(swarm.url, verbose=False) as other,
+        other.episode(TASK, throttle_policy=policy) as their,
+    ):
+        their.output = WON
+    sent = [swarm.granted[one.episode_uuid]["throttle"] for one in (episode, their)]
+    assert sent == [{"ratio": 2.0, "expected_batch_size": 4}] * 2
+
+
 def test_a_client_that_counts_shows_life_between_episodes_and_says_goodbye(swarm: FakeSwarm) -> None:
     swarm.beat_s = 0.02
     with SwarmClient(swarm.url, verbose=False, share="math") as client:

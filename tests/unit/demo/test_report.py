@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ajet.demo import behaviour, werewolves
-from ajet.demo.report import build_summary, draw_curve
+from ajet.demo import behaviour, report, werewolves
+from ajet.demo.report import build_summary, draw_curve, print_report
 from ajet.schema.errors import ConfigError
 
 
@@ -80,13 +80,23 @@ def test_a_curve_of_evaluations_takes_the_place_of_the_training_win_rate(tmp_pat
     assert draw_curve(summary, tmp_path / "curve.png") is not None
 
 
-def test_a_finished_run_is_never_overwritten_and_an_unfinished_one_is_continued(tmp_path: Path):
-    assert werewolves._experiment_name(tmp_path, "run", fresh=False) == "run"
-    (tmp_path / "run").mkdir()
-    assert werewolves._experiment_name(tmp_path, "run", fresh=False) == "run"
-    assert werewolves._experiment_name(tmp_path, "run", fresh=True) == "run-2"
-    (tmp_path / "run" / "summary.json").write_text("{}")
-    assert werewolves._experiment_name(tmp_path, "run", fresh=False) == "run-2"
+@pytest.mark.parametrize(("steps", "compared"), [(5, False), (7, False), (8, True)])
+def test_few_steps_are_not_shown_as_a_trend_and_what_may_be_chance_is_called_so(steps, compared, tmp_path, monkeypatch):
+    console = Console(width=100, record=True, file=io.StringIO())
+    monkeypatch.setattr(report, "Console", lambda: console)
+    for which, wolves, seer in (
+        ("initial", [0.0] * 30 + [1.0] * 10, [0.0, 1.0] * 20),
+        ("final", [1.0] * 40, [1.0, 0.0] * 20),
+    ):
+        results = {"seconds": 1.0, "results": {"werewolf": wolves, "seer": seer}}
+        (tmp_path / f"eval_{which}.json").write_text(json.dumps(results))
+    summary = build_summary(
+        tmp_path, history(steps), seed=0, targets=["werewolf", "seer"], wall_seconds=1.0, drops={}
+    )  # fmt: skip
+    print_report(summary, tmp_path, None, None)
+    said = console.export_text()
+    assert ("Training win rate" in said) == compared
+    assert "An interval that holds 0 may be chance: seer.\n" in said
 
 
 @pytest.mark.parametrize("roles", ["wolf", "", "werewolf,king"])

@@ -7,6 +7,8 @@ import re
 import pytest
 import yaml
 
+from ajet.copilot.job import AgentJetJob
+from ajet.demo.werewolves import config_path
 from docs.generate import configuration, http
 from docs.generate.build import stale
 from tests.fakes.pages import ROOT, pages
@@ -69,6 +71,17 @@ def test_the_page_shows_the_tutorials_script_as_it_is():
     script = (ROOT / "tutorial/your_own_agent/mind_meld.py").read_text(encoding="utf-8").rstrip()
     for name in ("your-own-agent.md", "your-own-agent.zh.md"):
         assert f"```python\n{script}\n```" in (DOCS / name).read_text(encoding="utf-8"), name
+
+
+@pytest.mark.parametrize("name", ["quickstart.md", "quickstart.zh.md", "../README.md", "../README.zh.md"])
+def test_a_first_look_promises_no_rise_and_leads_on_to_the_usual_steps(name):
+    text = (DOCS / name).read_text(encoding="utf-8")
+    after = text[text.index("ajet-swarm demo werewolves --steps 5 --eval-games 60") :]
+    before_next, found, _ = after.partition("ajet-swarm demo werewolves --continue")
+    assert found
+    assert len(before_next) < 1500, "the next command stands far from the first look"
+    usual = AgentJetJob(config_path()).total_training_steps
+    assert f" {usual} " in after[: len(before_next) + 300]
 
 
 def test_pages_load_nothing_from_elsewhere():

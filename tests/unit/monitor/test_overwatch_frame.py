@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.monitor.overwatch.drawing import bar, clean, clock, count, curve, cut, duration, many, size, wrap
-from ajet.monitor.overwatch.frame import frame
-from ajet.schema.status import Activity, CheckpointStatus, DiskStatus, LeaseStatus, PoolFill
+from ajet.monitor.overwatch.frame import frame, summary
+from ajet.schema.status import Activity, CheckpointStatus, DiskStatus, LeaseStatus, PoolFill, ShareView
 from ajet.schema.wire import EngineState
 from tests.unit.monitor.views import NOW, RUN, client, idle, rolling, seen, steps, task
 
@@ -23,6 +23,10 @@ def text(view, width=80, height=23):
     assert all(line.cell_len <= width for line in lines), [line.plain for line in lines if line.cell_len > width]
     assert height is None or len(lines) <= height
     return "\n".join(line.plain for line in lines)
+
+
+def summed_up(status, width=100, **changes):
+    return "\n".join(line.plain for line in summary(seen(status, **changes), status, width))
 
 
 def at(when):
@@ -208,6 +212,35 @@ def test_groups_with_equal_rewards_are_told_where_there_is_room():
     assert "2 with equal rewards" in text(seen(rolling(pool=fill)), 100)
 
 
+def shared(**changes):
+    """Two clients with shares of 40 and 60, and one with none of its own."""
+    views = [
+        ShareView(share="", weight=20, seats=1, ready=0, live=True),
+        ShareView(share="math", weight=40, seats=3, ready=3, live=True, owed=0.33),
+        ShareView(share="games", weight=40, seats=4, ready=1, live=False, owed=-0.33),
+    ]
+    return rolling(shares=views, held={"share": 12}, **changes)
+
+
+@pytest.mark.parametrize("said", [text(seen(shared()), 100, None), text(seen(shared()), 160, 40), summed_up(shared())])
+def test_shares_are_shown_where_several_play_for_a_batch(said):
+    for words in (
+        "shares      (others)", "0 of 1 groups, 20%", "3 of 3 groups, 40%", "1 of 4 groups, nobody plays, 40%",
+        "12 requests held back so far",
+    ):  # fmt: skip
+        assert words in said, words
+
+
+def test_a_single_share_is_no_news_and_shares_never_crowd_out_what_matters():
+    alone = rolling(shares=[ShareView(share="math", weight=1, seats=8, ready=3, live=True)])
+    assert text(seen(alone)) == text(seen(rolling()))
+    tight = shared(**{k: v for k, v in trouble().model_dump().items() if k not in ("shares", "held")})
+    said = text(seen(tight, lost=NOW - 7, why="Connection refused", answered=NOW - 9), height=16)
+    for label in ("pool", "episodes", "learning"):
+        assert f"\n{label}" in said
+    assert "shares      (others)" in text(seen(shared()))
+
+
 def test_curves_are_win_rates_and_rewards_by_role_and_skip_what_is_no_number():
     rows = [line for line in text(seen(rolling()), 100, 60).splitlines() if "▁" in line or " to " in line]
     names = [row.strip().split("  ")[0] for row in rows[1:]]
@@ -220,6 +253,41 @@ def test_curves_are_win_rates_and_rewards_by_role_and_skip_what_is_no_number():
 def test_missing_curves_say_why():
     assert "no curves: the journal is damaged" in text(seen(rolling(), steps=(), steps_error="the journal is damaged"))
     assert "newer ones are missing: x" in text(seen(rolling(), steps=steps(3), steps_error="x"))
+
+
+# ── ajet-swarm status ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_summary_of_a_run_is_short_and_says_since_when_and_why_nothing_is_lost():
+    path = f"{RUN}/{'deep/' * 20}checkpoints/step_000015"
+    status = rolling(checkpoint=CheckpointStatus(step=15, path=path), metrics=steps(17)[-1] | {"tokens/trained": 9.0})
+    said = summed_up(status)
+    for words in (
+        f"ROLLING     since {at(NOW - 310)} (5 min 10 s)", "17 of 45", "last step   win rate seer 0.40 · win rate werewolf 0.64",
+        "3 of 8 groups ready · 5 in progress · 29 episodes", "60 of 64 running · 2 eval · 4 waiting for a place · 2 clients",
+        "sampler 1234 tokens/s", "newest: step 15", path, "ok · 12.3 GB free", "dropped     aborted 40: given back by its client",
+        "silent 3: its client gave no sign of life",
+    ):  # fmt: skip
+        assert words in said, words
+    assert "laptop" not in said
+    assert "deal-1" not in said
+    assert "▁" not in said
+    assert len(said.splitlines()) <= 16
+
+
+def test_the_summary_hides_no_trouble():
+    said = " ".join(summed_up(trouble(), width=80).split())
+    for label in (
+        "FAILED",
+        "failure",
+        "last error",
+        "warning",
+        "refused 3 times",
+        "REFUSES WRITES",
+        "reason_number_39 39",
+    ):
+        assert label in said, label
+    assert "OFFLINE" in summed_up(idle(), steps=())
 
 
 # ── drawings ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ajet.pool.groups import EPISODES, NON_DUMMY, TASKS, Finished, GroupPool
-from ajet.pool.reasons import DropReason
+from ajet.schema.drops import DropReason
 
 
 def finished(episode, task="t", reward=0.0, version=0, tag="main"):

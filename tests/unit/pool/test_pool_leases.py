@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from ajet.pool.leases import LeaseBook
-from ajet.pool.reasons import DropReason
+from ajet.schema.drops import DropReason
 
 MAX_AGE = 50.0
 

@@ -28,6 +28,7 @@ def test_a_warning_comes_only_after_several_steps_without_any_advantage():
 def test_the_warning_says_how_the_games_ended_and_what_helps(mean, std, words):
     watch = ZeroAdvantageWatch()
     metrics = {"advantage/wolf/zero_group_share": 1.0, "reward/wolf/mean": mean, "reward/wolf/std": std}
+    metrics["advantage/zero_group_share"] = 1.0  # of all tags together: no tag of its own
     (warning,) = [watch.see(metrics) for _ in range(3)][-1]
     assert words in warning
     assert "running_baseline" in warning

@@ -9,6 +9,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from ajet.monitor.overwatch import lists
+from ajet.monitor.overwatch.curves import curves
 from ajet.monitor.overwatch.drawing import bar, clean, clock, count, cut, duration, flow, many, size, wrap
 from ajet.monitor.overwatch.feed import View
 from ajet.monitor.overwatch.layout import (
@@ -25,6 +26,7 @@ from ajet.monitor.overwatch.layout import (
     message,
     parts,
 )
+from ajet.schema.drops import drops_text
 from ajet.schema.status import DiskStatus, Status
 from ajet.schema.wire import EngineState
 
@@ -70,15 +72,38 @@ def frame(view: View, width: int, height: int | None = None) -> list[Text]:
     return _frame(view, status, width, height, next(rooms, ROOMS[-1]))
 
 
+def summary(view: View, status: Status, width: int) -> list[Text]:
+    """What a server does in a dozen lines: a frame without who plays what and without curves, messages and paths whole, and
+    why episodes are not trained in words."""
+    width = max(width, NARROWEST)
+    path = status.checkpoint.path
+    return [
+        _title(view, width),
+        *_state(view, status, width, ALL),
+        *_last_step(status, width),
+        *lists.pool(status, width, ALL.line).head,
+        *lists.shares(status, width).rows,
+        *lists.episodes(status, width, ALL.line).head,
+        *_speed(status, width, ALL),
+        *_checkpoint(status, width, ALL, []),
+        *labelled("", [Text(clean(path), DIM)] if path else []),
+        *_refused_checkpoint(view, status, width, ALL),
+        *_disk(view, status, width, ALL),
+        *labelled("dropped", _why_dropped(status, width) or [Text("nothing", DIM)]),
+        *_trackers(status, width, ALL),
+    ]
+
+
 def _frame(view: View, status: Status, width: int, height: int | None, room: Room) -> list[Text]:
     top = _top(view, status, width, room)
     left = None if height is None else height - len(top)
     if height is None or width < WIDE:
         pool, episodes = lists.pool(status, width, room.line), lists.episodes(status, width, room.line)
-        return top + fit([pool, episodes, lists.learning(view, width)], left)
+        return top + fit([pool, lists.shares(status, width), episodes, lists.learning(view, width)], left)
     half = (width - 3) // 2
     right = [lists.learning(view, half), lists.episodes(status, half, room.line)]
-    return top + beside(fit([lists.pool(status, half, room.line)], left), fit(right, left), half)
+    found = [lists.pool(status, half, room.line), lists.shares(status, half)]
+    return top + beside(fit(found, left), fit(right, left), half)
 
 
 def _top(view: View, status: Status, width: int, room: Room) -> list[Text]:
@@ -86,9 +111,11 @@ def _top(view: View, status: Status, width: int, room: Room) -> list[Text]:
         _title(view, width),
         *_lost(view, width, room),
         *_state(view, status, width, room),
-        *_checkpoint(view, status, width, room),
+        *_checkpoint(status, width, room, [_path(status, width)]),
+        *_refused_checkpoint(view, status, width, room),
         *_disk(view, status, width, room),
-        *_work(status, width, room),
+        *_speed(status, width, room),
+        *_dropped(status, width, room),
         *_trackers(status, width, room),
     ]
 
@@ -166,21 +193,35 @@ def _state(view: View, status: Status, width: int, room: Room) -> list[Text]:
     return lines
 
 
-def _checkpoint(view: View, status: Status, width: int, room: Room) -> list[Text]:
+def _last_step(status: Status, width: int) -> list[Text]:
+    """What the last step's episodes came to."""
+    found = [f"{clean(one.name)} {one.values[-1]:.2f}" for one in curves([status.metrics])]
+    return parts("last step", found, width, ALL.line) if found else []
+
+
+def _checkpoint(status: Status, width: int, room: Room, also: list[Part]) -> list[Text]:
     point = status.checkpoint
     short = point.wanted_bytes is not None and status.disk.free_bytes is not None
     tight = short and point.wanted_bytes > status.disk.free_bytes  # type: ignore[operator]
     pieces: list[Part] = [
         f"newest: step {point.step}" if point.step is not None else "none yet",
         Text(f"the next takes about {size(point.wanted_bytes)}", CARE if tight else "") if point.wanted_bytes else "",
-        Text(cut(clean(point.path), max(20, width - LABEL - 48)), DIM) if point.path else "",
     ]
-    lines = parts("checkpoint", pieces, width, room.line)
-    if point.error:
-        times = f" {point.refused} times" if point.refused > 1 else ""
-        since = f" since {_ago(view, status, point.since)[0]}" if point.since else ""
-        lines += message("", f"refused{times}{since}: {point.error}", width, room.message, "red")
-    return lines
+    return parts("checkpoint", [*pieces, *also], width, room.line)
+
+
+def _path(status: Status, width: int) -> Text:
+    """The newest checkpoint's, in what is left of its line."""
+    return Text(cut(clean(status.checkpoint.path or ""), max(20, width - LABEL - 48)), DIM)
+
+
+def _refused_checkpoint(view: View, status: Status, width: int, room: Room) -> list[Text]:
+    point = status.checkpoint
+    if not point.error:
+        return []
+    times = f" {point.refused} times" if point.refused > 1 else ""
+    since = f" since {_ago(view, status, point.since)[0]}" if point.since else ""
+    return message("", f"refused{times}{since}: {point.error}", width, room.message, "red")
 
 
 def _disk(view: View, status: Status, width: int, room: Room) -> list[Text]:
@@ -220,7 +261,7 @@ def _update_s(status: Status) -> float:
     return status.metrics.get("timing/update_s") or status.metrics.get("time/update_s") or 0.0
 
 
-def _work(status: Status, width: int, room: Room) -> list[Text]:
+def _speed(status: Status, width: int, room: Room) -> list[Text]:
     speeds, last = status.speeds, _update_s(status)
     pieces: list[Part] = [
         f"sampler {count(speeds.sampled_tokens_per_s)} tokens/s",
@@ -231,15 +272,22 @@ def _work(status: Status, width: int, room: Room) -> list[Text]:
         f"{many(speeds.in_flight, 'call')} in flight",
         f"last update {duration(last)}" if last else "",
     ]
+    return parts("speed", pieces, width, room.line)
+
+
+def _dropped(status: Status, width: int, room: Room) -> list[Text]:
     lost = sum(status.dropped_tokens.values())
     drops: list[Part] = [
         f"{clean(reason)} {n}" for reason, n in sorted(status.drops.items(), key=lambda drop: (-drop[1], drop[0]))
     ]
     if lost:
         drops.append(f"{count(lost)} tokens of trained episodes")
-    return parts("speed", pieces, width, room.line) + parts(
-        "dropped", drops or [Text("nothing", DIM)], width, room.drops, count_rest=True
-    )
+    return parts("dropped", drops or [Text("nothing", DIM)], width, room.drops, count_rest=True)
+
+
+def _why_dropped(status: Status, width: int) -> list[Text]:
+    """In words."""
+    return [Text(line) for said in drops_text(status.drops) for line in wrap(clean(said), width - LABEL, 3)]
 
 
 def _trackers(status: Status, width: int, room: Room) -> list[Text]:

@@ -8,7 +8,7 @@ from ajet.monitor.overwatch.curves import Curve, curves
 from ajet.monitor.overwatch.drawing import bar, clean, count, curve, cut, duration, many
 from ajet.monitor.overwatch.feed import View
 from ajet.monitor.overwatch.layout import CARE, DIM, GOOD, LABEL, TROUBLE, Part, Section, column, labelled, parts, row
-from ajet.schema.status import ClientActivity, Status, TaskActivity
+from ajet.schema.status import ClientActivity, ShareView, Status, TaskActivity
 
 CURVE = 100
 """Longest curve, in cells."""
@@ -41,6 +41,28 @@ def _task(task: TaskActivity, name: str, width: int) -> Text:
     done = Text.assemble(" ", bar(task.finished, task.needed, room, task.running), f" {task.finished} of {task.needed}")
     running = f", {count(task.running)} running" if task.running else ""
     return row(width, name, done, running, Text(f", {ready}" if ready else "", GOOD))
+
+
+def shares(status: Status, width: int) -> Section:
+    """How the next batch is divided, where several play for it. All rows: where there is no room, the pool has to do."""
+    if len(status.shares) < 2:
+        return Section([])
+    total = sum(share.weight for share in status.shares) or 1.0
+    names = column([clean(share.share) or "(others)" for share in status.shares], width)
+    rows = [_share(share, name, share.weight / total, width) for share, name in zip(status.shares, names, strict=True)]
+    held = status.held.get("share", 0)
+    if held:
+        rows.append(row(width, Text(f"{many(held, 'request')} held back so far", DIM)))
+    label = Text(f"{'shares':<{LABEL}}", "bold")
+    return Section([], [label + rows[0][LABEL:], *rows[1:]], noun="more of shares")
+
+
+def _share(share: ShareView, name: str, part: float, width: int) -> Text:
+    gone = Text("" if share.live else ", nobody plays", CARE)
+    return row(
+        width, name, " ", bar(share.ready, share.seats, 8), f" {share.ready} of {share.seats} groups", gone,
+        further=[f", {part:.0%}", f", {share.owed:+.2f} carried over" if share.owed else ""],
+    )  # fmt: skip
 
 
 def episodes(status: Status, width: int, lines: int) -> Section:
