@@ -51,7 +51,7 @@ def kernel() -> Any | None:
     library.ajet_pass.argtypes = [pointer] * 3 + [number] + [pointer] * 2 + [number] + [pointer] * 2
     library.ajet_draw.argtypes = [pointer, number, number] + [pointer] * 5
     library.ajet_decode.argtypes = (
-        [pointer] * 2 + [number] + [pointer] * 2 + [number] + [pointer] * 4 + [number, pointer, number] + [pointer] * 3
+        [pointer] * 2 + [number] + [pointer] * 2 + [number] + [pointer] * 4 + [number, pointer, number, number] + [pointer] * 4
     )  # fmt: skip
     for name in ("ajet_store", "ajet_attend", "ajet_in", "ajet_out", "ajet_layer", "ajet_pass"):
         getattr(library, name).restype = None

@@ -410,26 +410,36 @@ int64_t ajet_draw(const float *logits, int64_t B, int64_t V, const float *temper
     return 0;
 }
 
-/* Decode B sequences together, up to `steps` tokens of each: until one of them draws one of its stops [B, S] (ends at -1)
- * or reaches its limit. token [B] is the last of each, start [B] how many are cached; both move on. uniform, ids and logprobs are
- * [steps, B]. Answers how many steps were taken; -1: the logits are not finite. scratch: as ajet_pass, and B * V + V + 16. */
-int64_t ajet_decode(const model *m, const int32_t *tables, int64_t K, int32_t *start, const int32_t *offset, int64_t B,
-                    int32_t *token, const float *temperature, const double *uniform, const int32_t *stops, int64_t S,
-                    const int32_t *limit, int64_t steps, int32_t *ids, float *logprobs, float *scratch) {
+/* Decode B sequences together, up to `steps` tokens of each. A sequence ends with one of its stops [B, S] (they end at -1) or at
+ * its limit; when `enough` have ended, all return. token [B] is the last of each, start [B] how many are cached. uniform, ids and
+ * logprobs are [steps, B]; ids are -1 where nothing was drawn. tables, start and token are written over. Answers how many
+ * steps were taken; -1: the logits are not finite. scratch: as ajet_pass, and B * V + V + 16; who: B. */
+int64_t ajet_decode(const model *m, int32_t *tables, int64_t K, int32_t *start, const int32_t *offset, int64_t B,
+                    int32_t *token, float *temperature, const double *uniform, const int32_t *stops, int64_t S,
+                    const int32_t *limit, int64_t steps, int64_t enough, int32_t *ids, float *logprobs, int32_t *who,
+                    float *scratch) {
     float *logits = scratch, *chances = logits + B * m->V, *rest = chances + m->V + LANES;
+    int64_t live = B;
+    for (int64_t b = 0; b < B; b++) who[b] = (int32_t)b;
     for (int64_t step = 0; step < steps; step++) {
-        int over = 0;
-        ajet_pass(m, token, tables, K, start, offset, B, logits, rest);
-        int32_t *drawn = ids + step * B;
-        if (ajet_draw(logits, B, m->V, temperature, uniform + step * B, drawn, logprobs + step * B, chances) < 0)
-            return -1;
-        for (int64_t b = 0; b < B; b++) {
-            token[b] = drawn[b];
-            start[b]++;
-            over |= start[b] + 1 >= limit[b];
-            for (int64_t s = 0; s < S && stops[b * S + s] >= 0; s++) over |= stops[b * S + s] == drawn[b];
+        for (int64_t b = 0; b < B; b++) ids[step * B + b] = -1;
+        ajet_pass(m, token, tables, K, start, offset, live, logits, rest);
+        int64_t kept = 0;
+        for (int64_t i = 0; i < live; i++) {
+            const int64_t b = who[i], at = step * B + b;
+            const int32_t drawn = draw_row(logits + i * m->V, m->V, temperature[b], uniform[at], chances, logprobs + at);
+            if (drawn < 0) return -1;
+            ids[at] = drawn;
+            int over = start[i] + 2 >= limit[b];
+            for (int64_t s = 0; s < S && stops[b * S + s] >= 0; s++) over |= stops[b * S + s] == drawn;
+            if (over) continue;
+            if (kept < i) memcpy(tables + kept * K, tables + i * K, K * sizeof(int32_t));
+            who[kept] = (int32_t)b;
+            token[kept] = drawn;
+            start[kept++] = start[i] + 1;
         }
-        if (over) return step + 1;
+        live = kept;
+        if (B - live >= enough) return step + 1;
     }
     return steps;
 }

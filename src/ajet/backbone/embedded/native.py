@@ -63,12 +63,14 @@ class Ahead:
         uniform_T_B: float64 in [0, 1), what each token is drawn with.
         stops_B_S: int32 ids that end a reply, -1 behind the last.
         limit_B: int32 tokens of prompt and reply together at most.
+        enough: sequences that end before all return.
     """
 
     temperature_B: np.ndarray
     uniform_T_B: np.ndarray
     stops_B_S: np.ndarray
     limit_B: np.ndarray
+    enough: int
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ class NativeForward:
         work = sum(lengths) + 4 * self._shape.hidden * len(lengths)
         return head.numel() <= SMALL_LAYER and (self._pool is None or work < _PARALLEL_WORK)
 
-    def decode(self, kv: PagedKV, batch: Ragged, ahead: Ahead) -> tuple[list[list[int]], list[list[float]]]:
-        """Up to T tokens of each sequence, until one of them ends; what was drawn, ``[t][B]``, and its log-probs.
+    def decode(self, kv: PagedKV, batch: Ragged, ahead: Ahead) -> tuple[np.ndarray, np.ndarray]:
+        """Up to T tokens of each sequence: ids ``[t, B]``, -1 behind the end of a sequence, and their log-probs.
 
         The blocks of ``batch`` have room for T tokens more than are cached.
 
@@ -153,18 +155,17 @@ class NativeForward:
         T, B = ahead.uniform_T_B.shape
         K, V = batch.tables_B_K.shape[1], self._shape.vocab
         packed = self._pack(kv, K * BLOCK)
-        token_B, start_B = batch.ids_N.copy(), batch.start_B.copy()
-        ids_T_B, logprob_T_B = np.empty((T, B), np.int32), np.empty((T, B), np.float32)
+        tables_B_K, token_B, start_B = batch.tables_B_K.copy(), batch.ids_N.copy(), batch.start_B.copy()
+        ids_T_B, logprob_T_B, who_B = np.empty((T, B), np.int32), np.empty((T, B), np.float32), np.empty(B, np.int32)
         taken = self._library.ajet_decode(
-            ctypes.addressof(packed.model), batch.tables_B_K.ctypes.data, K, start_B.ctypes.data,
-            batch.offset_B.ctypes.data, B, token_B.ctypes.data, ahead.temperature_B.ctypes.data,
-            ahead.uniform_T_B.ctypes.data, ahead.stops_B_S.ctypes.data, ahead.stops_B_S.shape[1],
-            ahead.limit_B.ctypes.data, T, ids_T_B.ctypes.data, logprob_T_B.ctypes.data,
-            self._room(B, B, K, more=B * V + V + BLOCK),
+            ctypes.addressof(packed.model), tables_B_K.ctypes.data, K, start_B.ctypes.data, batch.offset_B.ctypes.data,
+            B, token_B.ctypes.data, ahead.temperature_B.ctypes.data, ahead.uniform_T_B.ctypes.data,
+            ahead.stops_B_S.ctypes.data, ahead.stops_B_S.shape[1], ahead.limit_B.ctypes.data, T, ahead.enough,
+            ids_T_B.ctypes.data, logprob_T_B.ctypes.data, who_B.ctypes.data, self._room(B, B, K, more=B * V + V + BLOCK),
         )  # fmt: skip
         if taken < 0:
             raise not_finite()
-        return ids_T_B[:taken].tolist(), logprob_T_B[:taken].tolist()
+        return ids_T_B[:taken], logprob_T_B[:taken]
 
     def _layers(self, kv: PagedKV, batch: Ragged, packed: _Packed, spans: list[tuple[int, int]]) -> torch.Tensor:
         """Layer by layer, on several threads or with a head that no cache holds."""

@@ -2,7 +2,8 @@
 
 A tick runs the new parts of waiting prompts (similar lengths together) and then one decoding pass; with a native forward
 both are one pass, and prompts that share a beginning share it within that pass, too; while no prompt waits, one call of it
-draws several tokens of each sequence, until one of them ends. Each token carries the policy
+draws several tokens of each sequence. Where all caches together would not stay in the processor's own, the oldest
+sequences go first, several tokens at a time. Each token carries the policy
 version that sampled it. After a weight update the cache is forgotten and sequences under way compute their
 context again and go on under the new version. One thread calls everything here.
 """
@@ -35,6 +36,11 @@ _AHEAD_TOKENS = 128
 """Tokens that one call draws of all sequences together, so that what arrives meanwhile waits less than a few milliseconds."""
 _AHEAD_EACH = 16
 """The same of one sequence."""
+_FRONT_BYTES = 8 << 20
+"""Keys and values that the sequences of one decoding pass have together, so that the next pass finds them in the
+processor's cache."""
+_TURN = 64
+"""Tokens after which a sequence that is decoded before others lets them go first."""
 _TOGETHER, _PATIENCE = 8, 3
 """Prompts worth waiting for, and ticks one waits for them at most."""
 
@@ -90,6 +96,7 @@ class Sampler:
         self._temperature_S = np.zeros(max_seqs, np.float32)
         self._limit_S = np.zeros(max_seqs, np.int32)
         self._stops_S_S = np.zeros((max_seqs, STOPS), np.int32)
+        self._token_bytes = sum(pool[0].numel() * pool.element_size() for pool in [*kv.k, *kv.v]) // BLOCK
         self.counters = dict.fromkeys(("sampled_tokens", "prefill_tokens", "reused_tokens", "requests", "preempted"), 0)
 
     @property
@@ -146,7 +153,7 @@ class Sampler:
         out: list[tuple[int, Chunk]] = []
         self._admit()
         if self._native is not None:
-            self._one_pass(self._native, out)
+            self._native_tick(self._native, out)
             return out
         if self._prefilling and not self._hold():
             for group in self._prefill_groups():
@@ -247,20 +254,49 @@ class Sampler:
 
     # -- prompts and decoding in one pass -----------------------------------------------------------------------------
 
-    def _one_pass(self, native: NativeForward, out: list[tuple[int, Chunk]]) -> None:
-        ahead = self._ahead(native)
-        self._make_rooms(ahead)
-        decoding = list(self._active.values())
-        portions = self._portions()
+    def _native_tick(self, native: NativeForward, out: list[tuple[int, Chunk]]) -> None:
+        front = self._front(native)
+        apart = len(front) < len(self._active)
+        if self._prefilling:
+            if not apart:
+                self._make_rooms(front)
+            self._pass(native, [] if apart else self._still(front), self._portions(), out)
+            if not apart:
+                return
+        steps = self._ahead(native, front)
+        self._make_rooms(front, steps)
+        decoding = self._still(front)
+        if steps > 1:
+            self._run_ahead(native, decoding, steps, out)
+        else:
+            self._pass(native, decoding, [], out)
+
+    def _front(self, native: NativeForward) -> list[Request]:
+        """The active sequences to decode now, as many as the processor's cache holds; those that were served longest go last."""
+        active = list(self._active.values())
+        room = _FRONT_BYTES // self._token_bytes
+        lengths = [r.held.length for r in active]
+        if sum(lengths) <= room or not native.goes_ahead(lengths):
+            return active
+        active.sort(key=lambda r: (len(r.logprobs) // _TURN, r.order))
+        held = itertools.accumulate(r.held.length for r in active)
+        return active[: max(1, sum(1 for length in held if length <= room))]
+
+    def _still(self, requests: list[Request]) -> list[Request]:
+        """Those that have not been sent back to the queue."""
+        return [r for r in requests if r.slot in self._active]
+
+    def _pass(
+        self, native: NativeForward, decoding: list[Request], portions: list[tuple[Request, int, int]],
+        out: list[tuple[int, Chunk]],
+    ) -> None:  # fmt: skip
+        """A token of each of ``decoding``, and ``portions`` of prompts."""
         requests = decoding + [request for request, _, _ in portions]
         if not requests:
             return
         slots = [r.slot for r in requests]
         start_B = np.fromiter((r.held.length for r in decoding), np.int32, len(decoding))
         ids_N = self._token_S[slots[: len(decoding)]].astype(np.int32)
-        if ahead > 1 and not portions:
-            self._run_ahead(native, decoding, slots, ids_N, start_B, ahead, out)
-            return
         count_B = np.ones(len(requests), np.int64)
         if portions:
             start_B = np.concatenate([start_B, np.array([start for _, start, _ in portions], np.int32)])
@@ -290,32 +326,38 @@ class Sampler:
         if ready:
             self._sample(ready, logits_B_V, out)
 
-    def _ahead(self, native: NativeForward) -> int:
-        """How many tokens of each sequence one call may draw: 1 while somebody waits for room, reads along, or wants
-        more than a temperature."""
-        active = self._active.values()
-        if self._prefilling or not active or any(r.stream or not r.plain or len(r.stops) > STOPS for r in active):
+    def _ahead(self, native: NativeForward, front: list[Request]) -> int:
+        """How many tokens of each one call may draw: 1 while one has a reader, or wants more than a temperature."""
+        if not front or any(r.stream or not r.plain or len(r.stops) > STOPS for r in front):
             return 1
-        steps = min(_AHEAD_EACH, _AHEAD_TOKENS // len(active), min(r.limit - len(r.ids) for r in active))
-        blocks = sum(-(-(r.held.length + steps) // BLOCK) - len(r.held.blocks) for r in active)
-        lengths = [r.held.length for r in active]
-        return steps if steps > 1 and blocks <= self._kv.available and native.goes_ahead(lengths) else 1
+        lengths = [r.held.length for r in front]
+        steps = min(_AHEAD_EACH, max(1, _AHEAD_TOKENS // len(front)), max(r.limit - len(r.ids) for r in front))
+        blocks = sum(-(-(length + steps) // BLOCK) - len(r.held.blocks) for length, r in zip(lengths, front, strict=True))
+        return steps if blocks <= self._kv.available and native.goes_ahead(lengths) else 1
 
     def _run_ahead(
-        self, native: NativeForward, requests: list[Request], slots: list[int], ids_B: np.ndarray, start_B: np.ndarray,
-        steps: int, out: list[tuple[int, Chunk]],
-    ) -> None:  # fmt: skip
+        self, native: NativeForward, requests: list[Request], steps: int, out: list[tuple[int, Chunk]]
+    ) -> None:
+        """Up to ``steps`` tokens of each, until a quarter of them have ended."""
+        slots = [r.slot for r in requests]
+        start_B = np.fromiter((r.held.length for r in requests), np.int32, len(requests))
+        blocks = -(-(int(start_B.max()) + steps) // BLOCK)
         batch = Ragged(
-            ids_B, np.ascontiguousarray(self._table_S_K[slots, : -(-(int(start_B.max()) + steps) // BLOCK)]), start_B,
+            self._token_S[slots].astype(np.int32), np.ascontiguousarray(self._table_S_K[slots, :blocks]), start_B,
             np.arange(len(requests) + 1, dtype=np.int32),
         )  # fmt: skip
         uniform_T_B = np.ascontiguousarray(np.array([r.uniforms(steps) for r in requests]).T)
-        ahead = Ahead(self._temperature_S[slots], uniform_T_B, self._stops_S_S[slots], self._limit_S[slots])
+        ahead = Ahead(
+            self._temperature_S[slots], uniform_T_B, self._stops_S_S[slots], self._limit_S[slots], -(-len(requests) // 4)
+        )
         ids_T_B, logprob_T_B = native.decode(self._kv, batch, ahead)
-        last = len(ids_T_B) - 1
-        for step, (ids, logprobs) in enumerate(zip(ids_T_B, logprob_T_B, strict=True)):
-            self._decoded(requests)
-            self._take(requests, ids, logprobs, out, over=step == last)
+        for request, ids, logprobs, count in zip(
+            requests, ids_T_B.T.tolist(), logprob_T_B.T.tolist(), (ids_T_B >= 0).sum(0).tolist(), strict=True
+        ):
+            # Of the last token nothing is cached yet.
+            request.ids += ids[: count - 1]
+            self._cached(request, len(request.ids))
+            self._take(request, ids[count - 1], logprobs[:count], out)
 
     def _portions(self) -> list[tuple[Request, int, int]]:
         """What of the prompts to compute in this pass: (request, from, to).
@@ -338,22 +380,27 @@ class Sampler:
 
     # -- decoding ---------------------------------------------------------------------------------------------------
 
-    def _make_rooms(self, tokens: int = 1) -> None:
-        """Blocks for the next ``tokens`` tokens of each active sequence, oldest first."""
-        for request in sorted(self._active.values(), key=lambda r: r.order):
+    def _make_rooms(self, requests: list[Request], tokens: int = 1) -> None:
+        """Blocks for the next ``tokens`` tokens of each, oldest first."""
+        for request in sorted(requests, key=lambda r: r.order):
             if len(request.held.blocks) * BLOCK < request.held.length + tokens and request.slot in self._active:
                 self._make_room(request, tokens)
 
     def _decoded(self, requests: list[Request]) -> None:
         for request in requests:
-            held = request.held
-            held.length += 1
-            if held.length % BLOCK == 0:
-                self._kv.name(held, request.ids)
-                self._write_table(request)
+            self._cached(request, request.held.length + 1)
+
+    def _cached(self, request: Request, length: int) -> None:
+        """Keys and values of the first ``length`` of its tokens are there."""
+        held = request.held
+        filled = length // BLOCK > held.length // BLOCK
+        held.length = length
+        if filled:
+            self._kv.name(held, request.ids)
+            self._write_table(request)
 
     def _decode(self, out: list[tuple[int, Chunk]]) -> None:
-        self._make_rooms()
+        self._make_rooms(list(self._active.values()))
         requests = list(self._active.values())
         if not requests:
             return
@@ -403,44 +450,35 @@ class Sampler:
             requests, logits_B_V = [requests[b] for b in plain], logits_B_V[torch.tensor(plain)]
         uniform_B = np.array([r.uniforms(1)[0] for r in requests])
         temperature_B = self._temperature_S[[r.slot for r in requests]]
-        self._take(requests, *self._native.draw(logits_B_V, temperature_B, uniform_B), out)
+        drawn = self._native.draw(logits_B_V, temperature_B, uniform_B)
+        for request, token, logprob in zip(requests, *drawn, strict=True):
+            self._take(request, token, [logprob], out)
 
     def _draw(self, requests: list[Request], logits_B_V: torch.Tensor, out: list[tuple[int, Chunk]]) -> None:
         drawn = draw(logits_B_V, [r.sampling for r in requests], [r.uniforms(1)[0] for r in requests])
-        if drawn.top is not None:
-            for request, top in zip(requests, drawn.top, strict=True):
-                if request.sampling.top_logprobs:
-                    request.top.append(top)
-        self._take(requests, drawn.ids, drawn.logprobs, out)
+        for b, request in enumerate(requests):
+            if request.sampling.top_logprobs and drawn.top is not None:
+                request.top.append(drawn.top[b])
+            self._take(request, drawn.ids[b], [drawn.logprobs[b]], out)
 
-    def _take(
-        self, requests: list[Request], ids: list[int], logprobs: list[float], out: list[tuple[int, Chunk]],
-        over: bool = True,
-    ) -> None:  # fmt: skip
-        """Add a token to each; what has ended leaves.
-
-        Args:
-            over: False where it is known that nothing ends or is read along.
-        """
-        self.counters["sampled_tokens"] += len(requests)
-        for request, token, logprob in zip(requests, ids, logprobs, strict=True):
-            request.ids.append(token)
-            request.logprobs.append(logprob)
-            request.versions.append(self.version)
-            if not over:
-                continue
-            self._token_S[request.slot] = token
-            self._length_S[request.slot] = len(request.ids) - 1
-            finish: FinishReason | None = None
-            if token in request.stops:
-                finish = "stop"
-            elif len(request.ids) >= request.limit:
-                finish = "length"
-            if finish is not None:
-                del self._by_key[request.key]
-                self._retire(request)
-            if finish is not None or request.stream:
-                out.append((request.key, request.chunk(finish)))
+    def _take(self, request: Request, token: int, logprobs: list[float], out: list[tuple[int, Chunk]]) -> None:
+        """Add the last token that was sampled, and the log-probs of all that are new; if that ends the reply, it leaves."""
+        self.counters["sampled_tokens"] += len(logprobs)
+        request.ids.append(token)
+        request.logprobs += logprobs
+        request.versions += [self.version] * len(logprobs)
+        self._token_S[request.slot] = token
+        self._length_S[request.slot] = len(request.ids) - 1
+        finish: FinishReason | None = None
+        if token in request.stops:
+            finish = "stop"
+        elif len(request.ids) >= request.limit:
+            finish = "length"
+        if finish is not None:
+            del self._by_key[request.key]
+            self._retire(request)
+        if finish is not None or request.stream:
+            out.append((request.key, request.chunk(finish)))
 
     def _retire(self, request: Request) -> None:
         """Give up slot and blocks (what is full stays cached)."""
