@@ -3,6 +3,7 @@
 import random
 import sys
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from ajet.backbone.embedded import native
 from ajet.backbone.embedded.compiled import kernel
 from ajet.backbone.embedded.net import Qwen2Net, load_net
+from ajet.backbone.embedded.one_pass import OnePassSampler
 from ajet.backbone.embedded.paged import BLOCK, PagedKV
 from ajet.backbone.embedded.sampler import Sampler
 from ajet.backbone.models import model_dir
@@ -49,7 +51,8 @@ def make_sampler(directory, blocks=400, max_seqs=16, max_len=300, seed=0):
         tiled=forward is not None,
         packed=PACKED and isinstance(net, Qwen2Net),
     )
-    sampler = Sampler(
+    make = Sampler if forward is None else partial(OnePassSampler, forward)
+    sampler = make(
         net.extend,
         kv,
         vocab=tiny.VOCAB,
@@ -58,7 +61,6 @@ def make_sampler(directory, blocks=400, max_seqs=16, max_len=300, seed=0):
         eos=frozenset({tiny.EOS}),
         seed=seed,
         version=0,
-        native=forward,
     )
     return sampler, net, kv
 

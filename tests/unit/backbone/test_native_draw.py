@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet.backbone.embedded import one_pass
 from ajet.backbone.embedded.compiled import kernel
 from ajet.backbone.embedded.draw import draw
 from ajet.backbone.embedded.net import load_net
@@ -113,3 +114,25 @@ def test_several_tokens_at_a_time_are_what_one_at_a_time_would_have_been(qwen2_d
     for ids, _, finish in alone.values():
         assert not set(ids[:-1]) & set(stop)
         assert (ids[-1] in (*stop, 2)) == (finish == "stop")
+
+
+@pytest.mark.parametrize("tokens", [1, 60, 200])
+def test_replies_are_the_same_when_only_some_are_decoded_at_a_time(qwen2_dir, monkeypatch, tokens):
+    together, _ = replies(qwen2_dir, [])
+    sampler, _, _ = make_sampler(qwen2_dir)
+    monkeypatch.setattr(one_pass, "_FRONT_BYTES", tokens * sampler._token_bytes)
+    apart, _ = replies(qwen2_dir, [])
+    mixed, _ = replies(qwen2_dir, [(Sampling(max_tokens=40, seed=1), True), (Sampling(max_tokens=40, top_k=3), False)])
+    assert together == apart == mixed
+
+
+def test_a_long_reply_lets_others_go_first_after_its_turn(qwen2_dir, monkeypatch):
+    sampler, _, _ = make_sampler(qwen2_dir)
+    monkeypatch.setattr(one_pass, "_FRONT_BYTES", sampler._token_bytes)
+    monkeypatch.setattr(one_pass, "_TURN", 32)
+    for key in range(3):
+        sampler.submit(key, prompt(key, 20), Sampling(max_tokens=250 if key == 0 else 30, seed=key, ignore_eos=True))
+    done: list[int] = []
+    while sampler.busy:
+        done += [key for key, _ in sampler.tick()]
+    assert done == [1, 2, 0]

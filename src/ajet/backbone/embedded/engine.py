@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ajet.backbone.embedded.beside import Beside
 from ajet.backbone.embedded.lora import LoraNet
 from ajet.backbone.embedded.memory import kv_blocks
 from ajet.backbone.embedded.net import Net, copy_beside, digest, eos_ids, load_net
+from ajet.backbone.embedded.one_pass import OnePassSampler
 from ajet.backbone.embedded.paged import BLOCK, PagedKV
 from ajet.backbone.embedded.sampler import Sampler
 from ajet.backbone.embedded.trainer import Trainer
@@ -284,9 +286,10 @@ def new_sampler(
         parameters = sum(p.numel() for p in net.parameters().values())
     blocks = kv_blocks(rollout, max_len, token_bytes, device, share, parameters)
     kv = PagedKV(net.kv_layers, blocks, device, dtype, native is not None, net.packs())
-    return Sampler(
+    make = Sampler if native is None else partial(OnePassSampler, native)
+    return make(
         net.extend, kv, vocab=net.vocab, max_seqs=rollout.max_num_seqs,
-        max_len=min(max_len, (blocks - 1) * BLOCK - 1), eos=eos, seed=seed, version=version, native=native,
+        max_len=min(max_len, (blocks - 1) * BLOCK - 1), eos=eos, seed=seed, version=version,
     )  # fmt: skip
 
 

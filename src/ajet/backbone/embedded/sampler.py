@@ -1,11 +1,9 @@
 """Continuous batching: requests come and go between ticks, all active ones decode together.
 
-A tick runs the new parts of waiting prompts (similar lengths together) and then one decoding pass; with a native forward
-both are one pass, and prompts that share a beginning share it within that pass, too; while no prompt waits, one call of it
-draws several tokens of each sequence. Where all caches together would not stay in the processor's own, the oldest
-sequences go first, several tokens at a time. Each token carries the policy
+A tick runs the new parts of waiting prompts (similar lengths together) and then one decoding pass. Each token carries the policy
 version that sampled it. After a weight update the cache is forgotten and sequences under way compute their
-context again and go on under the new version. One thread calls everything here.
+context again and go on under the new version. One thread calls everything here. :mod:`ajet.backbone.embedded.one_pass` does
+the same over compiled loops.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import numpy as np
 import torch
 
 from ajet.backbone.embedded.draw import draw
-from ajet.backbone.embedded.native import STOPS, Ahead, NativeForward, Ragged
 from ajet.backbone.embedded.paged import BLOCK, Extension, PagedKV
 from ajet.backbone.embedded.request import Request, check_prompt, check_sampling
 from ajet.backbone.protocol import Chunk, FinishReason, Sampling
@@ -32,15 +29,6 @@ _PACKED_PASS_TOKENS = 16384
 """The same over a packed cache, where no mask of all pairs of new and cached tokens is made."""
 
 
-_AHEAD_TOKENS = 128
-"""Tokens that one call draws of all sequences together, so that what arrives meanwhile waits less than a few milliseconds."""
-_AHEAD_EACH = 16
-"""The same of one sequence."""
-_FRONT_BYTES = 8 << 20
-"""Keys and values that the sequences of one decoding pass have together, so that the next pass finds them in the
-processor's cache."""
-_TURN = 64
-"""Tokens after which a sequence that is decoded before others lets them go first."""
 _TOGETHER, _PATIENCE = 8, 3
 """Prompts worth waiting for, and ticks one waits for them at most."""
 
@@ -62,7 +50,6 @@ class Sampler:
         max_len: tokens of prompt and reply together.
         eos: ids that end a reply beside those the request names (unless it ignores them).
         seed: of requests that bring none.
-        native: used instead of ``forward``; ``kv`` is tiled then.
     """
 
     def __init__(
@@ -76,10 +63,9 @@ class Sampler:
         eos: frozenset[int],
         seed: int,
         version: int,
-        native: NativeForward | None = None,
     ) -> None:
         self.version = version
-        self._forward, self._kv, self._native = forward, kv, native
+        self._forward, self._kv = forward, kv
         self._vocab, self._max_len, self._eos = vocab, max_len, eos
         self._pass_tokens = _PACKED_PASS_TOKENS if kv.packed else _PASS_TOKENS
         self._random = random.Random(seed)
@@ -92,11 +78,7 @@ class Sampler:
         self._slots = list(range(max_seqs - 1, -1, -1))
         self._token_S = np.zeros(max_seqs, np.int64)
         self._length_S = np.zeros(max_seqs, np.int64)
-        self._table_S_K = np.zeros((max_seqs, 8), np.int32 if native is not None else np.int64)
-        self._temperature_S = np.zeros(max_seqs, np.float32)
-        self._limit_S = np.zeros(max_seqs, np.int32)
-        self._stops_S_S = np.zeros((max_seqs, STOPS), np.int32)
-        self._token_bytes = sum(pool[0].numel() * pool.element_size() for pool in [*kv.k, *kv.v]) // BLOCK
+        self._table_S_K = np.zeros((max_seqs, 8), np.int64)
         self.counters = dict.fromkeys(("sampled_tokens", "prefill_tokens", "reused_tokens", "requests", "preempted"), 0)
 
     @property
@@ -152,9 +134,6 @@ class Sampler:
         """Advance everything by one pass; chunks by key."""
         out: list[tuple[int, Chunk]] = []
         self._admit()
-        if self._native is not None:
-            self._native_tick(self._native, out)
-            return out
         if self._prefilling and not self._hold():
             for group in self._prefill_groups():
                 self._prefill(group, out)
@@ -177,10 +156,11 @@ class Sampler:
                 return
             self.counters["reused_tokens"] += request.held.length
             self._waiting.popleft()
-            request.slot = slot = self._slots.pop()
-            self._temperature_S[slot], self._limit_S[slot] = request.sampling.temperature, request.limit
-            self._stops_S_S[slot] = ([*request.stops] + [-1] * STOPS)[:STOPS]
-            self._prefilling.append(request)
+            self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        request.slot = self._slots.pop()
+        self._prefilling.append(request)
 
     def _hold(self) -> bool:
         """Whether to wait a little for more prompts to compute together, while many sequences decode anyway."""
@@ -252,132 +232,6 @@ class Sampler:
         if ready:
             self._sample(ready, logits_B_V, out)
 
-    # -- prompts and decoding in one pass -----------------------------------------------------------------------------
-
-    def _native_tick(self, native: NativeForward, out: list[tuple[int, Chunk]]) -> None:
-        front = self._front(native)
-        apart = len(front) < len(self._active)
-        if self._prefilling:
-            if not apart:
-                self._make_rooms(front)
-            self._pass(native, [] if apart else self._still(front), self._portions(), out)
-            if not apart:
-                return
-        steps = self._ahead(native, front)
-        self._make_rooms(front, steps)
-        decoding = self._still(front)
-        if steps > 1:
-            self._run_ahead(native, decoding, steps, out)
-        else:
-            self._pass(native, decoding, [], out)
-
-    def _front(self, native: NativeForward) -> list[Request]:
-        """The active sequences to decode now, as many as the processor's cache holds; those that were served longest go last."""
-        active = list(self._active.values())
-        room = _FRONT_BYTES // self._token_bytes
-        lengths = [r.held.length for r in active]
-        if sum(lengths) <= room or not native.goes_ahead(lengths):
-            return active
-        active.sort(key=lambda r: (len(r.logprobs) // _TURN, r.order))
-        held = itertools.accumulate(r.held.length for r in active)
-        return active[: max(1, sum(1 for length in held if length <= room))]
-
-    def _still(self, requests: list[Request]) -> list[Request]:
-        """Those that have not been sent back to the queue."""
-        return [r for r in requests if r.slot in self._active]
-
-    def _pass(
-        self, native: NativeForward, decoding: list[Request], portions: list[tuple[Request, int, int]],
-        out: list[tuple[int, Chunk]],
-    ) -> None:  # fmt: skip
-        """A token of each of ``decoding``, and ``portions`` of prompts."""
-        requests = decoding + [request for request, _, _ in portions]
-        if not requests:
-            return
-        slots = [r.slot for r in requests]
-        start_B = np.fromiter((r.held.length for r in decoding), np.int32, len(decoding))
-        ids_N = self._token_S[slots[: len(decoding)]].astype(np.int32)
-        count_B = np.ones(len(requests), np.int64)
-        if portions:
-            start_B = np.concatenate([start_B, np.array([start for _, start, _ in portions], np.int32)])
-            new = [request.ids[start:end] for request, start, end in portions]
-            ids_N = np.concatenate([ids_N, np.fromiter(itertools.chain.from_iterable(new), np.int32)])
-            count_B[len(decoding) :] = [len(ids) for ids in new]
-            for request, _, _ in portions:
-                self._write_table(request)
-        blocks = -(-int((start_B + count_B).max()) // BLOCK)
-        offset_B = np.zeros(len(requests) + 1, np.int32)
-        np.cumsum(count_B, out=offset_B[1:])
-        tables_B_K = np.ascontiguousarray(self._table_S_K[slots, :blocks])
-        logits_B_V = native(self._kv, Ragged(ids_N, tables_B_K, start_B, offset_B))
-        self._decoded(decoding)
-        ready = decoding
-        if portions:
-            keep = list(range(len(decoding)))
-            for b, (request, start, end) in enumerate(portions, len(decoding)):
-                self.counters["prefill_tokens"] += end - start
-                if end == len(request.ids):
-                    keep.append(b)
-                    self._prefilling.remove(request)
-                    self._active[request.slot] = request
-            ready = [requests[b] for b in keep]
-            if len(keep) < len(requests):
-                logits_B_V = logits_B_V[torch.tensor(keep, dtype=torch.long)]
-        if ready:
-            self._sample(ready, logits_B_V, out)
-
-    def _ahead(self, native: NativeForward, front: list[Request]) -> int:
-        """How many tokens of each one call may draw: 1 while one has a reader, or wants more than a temperature."""
-        if not front or any(r.stream or not r.plain or len(r.stops) > STOPS for r in front):
-            return 1
-        lengths = [r.held.length for r in front]
-        steps = min(_AHEAD_EACH, max(1, _AHEAD_TOKENS // len(front)), max(r.limit - len(r.ids) for r in front))
-        blocks = sum(-(-(length + steps) // BLOCK) - len(r.held.blocks) for length, r in zip(lengths, front, strict=True))
-        return steps if blocks <= self._kv.available and native.goes_ahead(lengths) else 1
-
-    def _run_ahead(
-        self, native: NativeForward, requests: list[Request], steps: int, out: list[tuple[int, Chunk]]
-    ) -> None:
-        """Up to ``steps`` tokens of each, until a quarter of them have ended."""
-        slots = [r.slot for r in requests]
-        start_B = np.fromiter((r.held.length for r in requests), np.int32, len(requests))
-        blocks = -(-(int(start_B.max()) + steps) // BLOCK)
-        batch = Ragged(
-            self._token_S[slots].astype(np.int32), np.ascontiguousarray(self._table_S_K[slots, :blocks]), start_B,
-            np.arange(len(requests) + 1, dtype=np.int32),
-        )  # fmt: skip
-        uniform_T_B = np.ascontiguousarray(np.array([r.uniforms(steps) for r in requests]).T)
-        ahead = Ahead(
-            self._temperature_S[slots], uniform_T_B, self._stops_S_S[slots], self._limit_S[slots], -(-len(requests) // 4)
-        )
-        ids_T_B, logprob_T_B = native.decode(self._kv, batch, ahead)
-        for request, ids, logprobs, count in zip(
-            requests, ids_T_B.T.tolist(), logprob_T_B.T.tolist(), (ids_T_B >= 0).sum(0).tolist(), strict=True
-        ):
-            # Of the last token nothing is cached yet.
-            request.ids += ids[: count - 1]
-            self._cached(request, len(request.ids))
-            self._take(request, ids[count - 1], logprobs[:count], out)
-
-    def _portions(self) -> list[tuple[Request, int, int]]:
-        """What of the prompts to compute in this pass: (request, from, to).
-
-        Blocks that the pass is going to fill are findable at once: it writes all keys and values of a layer before any are
-        read. So who shares a beginning with an earlier one of the same pass begins behind it.
-        """
-        budget, out = self._pass_tokens, []
-        for request in self._prefilling:
-            if budget <= 0:
-                break
-            self._rematch(request)
-            start = request.held.length
-            end = min(len(request.ids), start + budget)
-            budget -= end - start
-            request.held.length = end
-            self._kv.name(request.held, request.ids)
-            out.append((request, start, end))
-        return out
-
     # -- decoding ---------------------------------------------------------------------------------------------------
 
     def _make_rooms(self, requests: list[Request], tokens: int = 1) -> None:
@@ -439,22 +293,6 @@ class Sampler:
         self._table_S_K[request.slot, : len(blocks)] = blocks
 
     def _sample(self, requests: list[Request], logits_B_V: torch.Tensor, out: list[tuple[int, Chunk]]) -> None:
-        plain = [b for b, r in enumerate(requests) if r.plain] if self._native is not None else []
-        if self._native is None or not plain:
-            self._draw(requests, logits_B_V, out)
-            return
-        if len(plain) < len(requests):
-            # By the same code whoever else is in the batch, so that a reply depends on its own seed alone.
-            other = [b for b, r in enumerate(requests) if not r.plain]
-            self._draw([requests[b] for b in other], logits_B_V[torch.tensor(other)], out)
-            requests, logits_B_V = [requests[b] for b in plain], logits_B_V[torch.tensor(plain)]
-        uniform_B = np.array([r.uniforms(1)[0] for r in requests])
-        temperature_B = self._temperature_S[[r.slot for r in requests]]
-        drawn = self._native.draw(logits_B_V, temperature_B, uniform_B)
-        for request, token, logprob in zip(requests, *drawn, strict=True):
-            self._take(request, token, [logprob], out)
-
-    def _draw(self, requests: list[Request], logits_B_V: torch.Tensor, out: list[tuple[int, Chunk]]) -> None:
         drawn = draw(logits_B_V, [r.sampling for r in requests], [r.uniforms(1)[0] for r in requests])
         for b, request in enumerate(requests):
             if request.sampling.top_logprobs and drawn.top is not None:
