@@ -1,7 +1,8 @@
 # make werewolves   set up .venv if missing, then train nine-player Werewolves on this machine
 # make test         set up .venv if missing, then run every check and test
 # make docs         build the documentation site into site/; a broken link fails. make docs-serve shows it
-# make test-verl    the same in .venv-verl for backbone: verl on this machine's CPUs (Ray, two FSDP workers)
+# make test-cluster set up .venv if missing, then a Werewolves job on verl, Ray and two FSDP workers that loses each of its parts
+# make test-verl    set up .venv-verl, then run everything about backbone: verl on this machine's CPUs
 # make test-vllm    set up .venv-vllm with vLLM for the CPU, then run tests/vllm in it
 #
 # PYTHON=python3.11        the interpreter the environment is made with (3.10 to 3.12)
@@ -17,10 +18,10 @@ ARGS ?=
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help werewolves test test-fast test-verl test-vllm lint docs docs-serve format clean
+.PHONY: help werewolves test test-fast test-cluster test-verl test-vllm lint docs docs-serve format clean
 
 help:
-	@sed -n '1,10s/^# \{0,1\}//p' Makefile
+	@sed -n '1,11s/^# \{0,1\}//p' Makefile
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v=sys.version_info[:2]; sys.exit(0 if (3,10)<=v<(3,13) else "AgentJet needs Python 3.10 to 3.12, this is %d.%d. Try: make PYTHON=python3.11 …" % v)'
@@ -52,6 +53,10 @@ test: $(VENV)/.dev lint docs
 
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(ARGS)
+
+# In the environment of `make test`, which has Ray: verl depends on it. Part of CI.
+test-cluster: $(VENV)/.dev
+	$(BIN)/python -m pytest -rP tests/verl/test_server.py tests/verl/test_raylets.py $(ARGS)
 
 test-verl:
 	$(MAKE) VENV=.venv-verl .venv-verl/.verl
