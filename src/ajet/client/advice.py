@@ -14,6 +14,12 @@ import ajet
 from ajet.schema.endpoint import is_loopback_url
 
 DEFAULT_PORT = 10086
+NO_OUTPUT = "no output: the episode's block was left without one"
+"""The reason of an abort."""
+NO_OUTPUT_HINT = (
+    "an episode's block was left without a result, so the episode was aborted and trains nothing. Set episode.output = "
+    "WorkflowOutput(reward=…) in the block, or call episode.end(…); episode.abort(reason) where that is what you want."
+)
 
 
 def unreachable(server_url: str, cause: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from ajet.client.advice import NO_OUTPUT
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import AjetError, EpisodeGone
 from ajet.schema.task import Task, WorkflowOutput
@@ -64,7 +65,7 @@ class Episode:
         if error is not None:
             self.abort(abort_reason(error))
         elif self.output is None:
-            self.abort("no output: the episode's block was left without one")
+            self.abort(NO_OUTPUT)
         else:
             try:
                 self.end(self.output)
@@ -115,7 +116,7 @@ class AsyncEpisode:
             # A cancelled task must still give its episode back, so the abort is shielded from that cancellation.
             await asyncio.shield(self.abort(abort_reason(error)))
         elif self.output is None:
-            await self.abort("no output: the episode's block was left without one")
+            await self.abort(NO_OUTPUT)
         else:
             try:
                 await self.end(self.output)

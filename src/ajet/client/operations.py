@@ -259,6 +259,8 @@ class Operations(Exchange):
 
     def abort(self, episode: str, reason: str, budget_s: float | None = None) -> Operation[bool]:
         """Give the lease back. Returns whether the server knows; if not, the lease ends by its silence."""
+        if reason == advice.NO_OUTPUT:
+            self.tell_once(advice.NO_OUTPUT_HINT)
         self.leases.remove(episode, reason)
         request = AbortRequest(request_id=new_request_id(), reason=reason[:2000] or "aborted by the client")
         limit = None if budget_s is None else max(budget_s, 0.1)

@@ -27,6 +27,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
+from ajet.client.advice import NO_OUTPUT
 from ajet.client.episode import abort_reason
 from ajet.client.scope import current_scope
 from ajet.client.several import refuse_shared_server
@@ -217,7 +218,7 @@ class EpisodesTogether:
         if error is not None:
             yield from self._aborting(_why(error))
         elif self.output is None:
-            yield from self._aborting("no output: the episode's block was left without one")
+            yield from self._aborting(NO_OUTPUT)
         else:
             try:
                 yield from self._ending(self.output, None)

@@ -98,6 +98,7 @@ def reopen(folder: Path, say: Callable[[str], None]) -> None:
     (folder / STARTED).unlink(missing_ok=True)
     write(folder / EARLIER, f"{summary['wall_seconds']}\n", say)
     shutil.move(folder / SUMMARY, aside / SUMMARY)  # last: from here on the run is unfinished
+    say(f"what was measured at step {steps}, replays and curve included, is now in {aside}")
 
 
 def seconds_before(folder: Path) -> float:

@@ -279,6 +279,16 @@ def test_the_with_block_aborts_without_output(swarm: FakeSwarm, client: SwarmCli
     assert "no output" in swarm.aborted[episode.episode_uuid]
 
 
+def test_a_forgotten_output_is_said_once(swarm: FakeSwarm, capsys: pytest.CaptureFixture[str]) -> None:
+    with SwarmClient(swarm.url) as client:
+        for _ in range(3):
+            with client.episode(TASK):
+                pass
+        with client.episode(TASK) as episode:
+            episode.abort("on purpose")
+    assert capsys.readouterr().err.count("episode.output = WorkflowOutput(reward=…)") == 1
+
+
 def test_the_with_block_aborts_when_the_output_is_refused(swarm: FakeSwarm, client: SwarmClient) -> None:
     with pytest.raises(InvalidRequest), client.episode(Task()) as episode:
         episode.output = WON
