@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
-from docs.generate.site_hook import join_lines, on_config, on_page_markdown
+from docs.generate.site_hook import join_lines, name_sources, on_config, on_page_markdown
+from tests.fakes.pages import ROOT
 
 
 def _config(tmp_path, nav=None):
@@ -29,3 +31,15 @@ def test_lines_of_a_chinese_sentence_are_joined_without_a_space_and_code_is_not(
     assert join_lines("```\n甲\n乙\n```\n") == "```\n甲\n乙\n```\n"
     assert join_lines("- 甲\n- 乙\n  续行") == "- 甲\n- 乙续行"
     assert join_lines("| 甲 |\n| 乙 |") == "| 甲 |\n| 乙 |"
+
+
+def test_a_link_to_a_source_file_becomes_its_path():
+    assert name_sources("[loop.py](../tutorial/x/loop.py): …") == "`tutorial/x/loop.py`: …"
+    assert name_sources("Replace [`solve`](../tutorial/x/train.py).") == "Replace `solve` (`tutorial/x/train.py`)."
+    assert name_sources("[D](other.md#part)") == "[D](other.md#part)"
+
+
+def test_no_page_of_the_site_links_out_of_it():
+    for page in (ROOT / "docs").glob("*.md"):
+        left = re.findall(r"\]\(\.\./[^)]*\)", name_sources(page.read_text(encoding="utf-8")))
+        assert not left, f"{page.name}: {left}"
