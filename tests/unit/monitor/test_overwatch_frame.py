@@ -137,7 +137,7 @@ def test_without_a_bound_everything_is_told_whole():
     assert "reason_number_0 0" in said
 
 
-@pytest.mark.parametrize(("width", "height"), [(40, 10), (80, 23), (100, 60), (119, 30), (120, 30), (250, 80)])
+@pytest.mark.parametrize(("width", "height"), [(40, 10), (80, 23), (100, 60), (118, 30), (119, 30), (250, 80)])
 def test_frames_fit_whatever_the_names_are(width, height):
     for name in (LONG, "狼人杀" * 40, EVIL, ""):
         status = rolling(
@@ -248,6 +248,10 @@ def test_curves_are_win_rates_and_rewards_by_role_and_skip_what_is_no_number():
     only = text(seen(rolling(), steps=({"step": 1, "win_rate": 0.25, "reward/a/mean": 1.0, "reward/mean": 1.0},)))
     assert "win rate        0.25" in only
     assert "reward of all" not in only
+
+
+def test_one_step_is_no_span():
+    assert "learning    step 1\n" in text(seen(rolling(), steps=steps(1)))
 
 
 def test_missing_curves_say_why():

@@ -31,8 +31,8 @@ from ajet.schema.status import DiskStatus, Status
 from ajet.schema.wire import EngineState
 
 NARROWEST = 40
-WIDE = 120
-"""From this width on the lists stand in two columns."""
+WIDE = 119
+"""From this width on the lists stand in two columns: a terminal of 120 columns, one of which is the scroll bar's."""
 ALL = Room(message=20, line=3, drops=10)
 ROOMS = (
     Room(message=3, line=2, drops=2, lists=16),

@@ -106,7 +106,8 @@ def learning(view: View, width: int) -> Section:
     if not found:
         words = f"no curves: {view.steps_error}" if view.steps_error else "no step yet"
         return Section(labelled("learning", [Text(cut(clean(words), width - LABEL), DIM)]))
-    told = f"steps {view.steps[0]['step']} to {view.steps[-1]['step']}"
+    first, last = view.steps[0]["step"], view.steps[-1]["step"]
+    told = f"step {last}" if first == last else f"steps {first} to {last}"
     if view.steps_error:
         told += f"; newer ones are missing: {view.steps_error}"
     names = column([clean(one.name) for one in found], width)
