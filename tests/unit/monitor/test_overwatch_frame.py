@@ -250,6 +250,27 @@ def test_curves_are_win_rates_and_rewards_by_role_and_skip_what_is_no_number():
     assert "reward of all" not in only
 
 
+@pytest.mark.parametrize("width", [79, 119, 139])
+def test_names_are_cut_where_it_is_tight_and_what_is_said_of_them_is_not(width):
+    busy = Activity(
+        clients=[client(f"client-{'4d9714b5' * 4}", episodes=123, calls=12345, idle_s=130.0)], clients_total=1,
+        tasks=[task(f"deal-{'7f' * 20}", needed=16, finished=12, running=4)], tasks_total=1,
+    )  # fmt: skip
+    said = text(seen(rolling(activity=busy), steps=steps(33)), width, 35)
+    assert "123 open, 12.3k calls, idle 130 of 240 s" in said
+    assert "12 of 16, 4 running" in said
+    rows = [line.rstrip() for line in said.splitlines() if "win rate werewolf" in line or "reward seer" in line]
+    assert [row[-12:] for row in rows] == ["0.32 to 0.96", "0.10 to 0.10"]
+
+
+def test_a_curve_without_room_for_its_span_has_the_whole_width():
+    name = "a-role-with-a-long-name"
+    view = seen(rolling(), steps=tuple({"step": n, f"env/win/{name}": n / 33} for n in range(1, 34)))
+    row = next(line for line in text(view, 60, 35).splitlines() if "win rate" in line)
+    assert row.endswith("█")
+    assert " to " not in row
+
+
 def test_one_step_is_no_span():
     assert "learning    step 1\n" in text(seen(rolling(), steps=steps(1)))
 

@@ -100,10 +100,11 @@ def _frame(view: View, status: Status, width: int, height: int | None, room: Roo
     if height is None or width < WIDE:
         pool, episodes = lists.pool(status, width, room.line), lists.episodes(status, width, room.line)
         return top + fit([pool, lists.shares(status, width), episodes, lists.learning(view, width)], left)
-    half = (width - 3) // 2
-    right = [lists.learning(view, half), lists.episodes(status, half, room.line)]
-    found = [lists.pool(status, half, room.line), lists.shares(status, half)]
-    return top + beside(fit(found, left), fit(right, left), half)
+    narrow = (width - 3) * 9 // 20  # rows of clients and curves are longer than those of tasks
+    wide = width - 3 - narrow
+    of_batch = [lists.pool(status, narrow, room.line), lists.shares(status, narrow)]
+    of_play = [lists.learning(view, wide), lists.episodes(status, wide, room.line)]
+    return top + beside(fit(of_batch, left), fit(of_play, left), narrow)
 
 
 def _top(view: View, status: Status, width: int, room: Room) -> list[Text]:
