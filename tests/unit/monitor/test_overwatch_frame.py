@@ -271,6 +271,17 @@ def test_a_curve_without_room_for_its_span_has_the_whole_width():
     assert " to " not in row
 
 
+def test_a_path_takes_what_is_left_of_its_line():
+    point = rolling().checkpoint
+    said = text(seen(rolling(checkpoint=point, disk=DiskStatus(ok=True, path=RUN))), 90)
+    assert point.path
+    assert f"newest: step 15 · {point.path}\n" in said
+    assert f"ok · {RUN}\n" in said
+    assert "step 15 · the next takes about 9.0 MB · /data" in text(
+        seen(rolling(checkpoint=point.model_copy(update={"wanted_bytes": 9_000_000}))), 90
+    )
+
+
 def test_one_step_is_no_span():
     assert "learning    step 1\n" in text(seen(rolling(), steps=steps(1)))
 

@@ -6,6 +6,8 @@ clients, curves) share the lines that are left, and say how much of them is not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.text import Text
 
 from ajet.monitor.overwatch import lists
@@ -85,7 +87,7 @@ def summary(view: View, status: Status, width: int) -> list[Text]:
         *lists.shares(status, width).rows,
         *lists.episodes(status, width, ALL.line).head,
         *_speed(status, width, ALL),
-        *_checkpoint(status, width, ALL, []),
+        *_checkpoint(status, width, ALL, path=False),
         *labelled("", [Text(clean(path), DIM)] if path else []),
         *_refused_checkpoint(view, status, width, ALL),
         *_disk(view, status, width, ALL),
@@ -112,7 +114,7 @@ def _top(view: View, status: Status, width: int, room: Room) -> list[Text]:
         _title(view, width),
         *_lost(view, width, room),
         *_state(view, status, width, room),
-        *_checkpoint(status, width, room, [_path(status, width)]),
+        *_checkpoint(status, width, room, path=True),
         *_refused_checkpoint(view, status, width, room),
         *_disk(view, status, width, room),
         *_speed(status, width, room),
@@ -200,20 +202,23 @@ def _last_step(status: Status, width: int) -> list[Text]:
     return parts("last step", found, width, ALL.line) if found else []
 
 
-def _checkpoint(status: Status, width: int, room: Room, also: list[Part]) -> list[Text]:
+def _checkpoint(status: Status, width: int, room: Room, *, path: bool) -> list[Text]:
     point = status.checkpoint
     short = point.wanted_bytes is not None and status.disk.free_bytes is not None
     tight = short and point.wanted_bytes > status.disk.free_bytes  # type: ignore[operator]
-    pieces: list[Part] = [
-        f"newest: step {point.step}" if point.step is not None else "none yet",
-        Text(f"the next takes about {size(point.wanted_bytes)}", CARE if tight else "") if point.wanted_bytes else "",
+    pieces = [
+        Text(f"newest: step {point.step}" if point.step is not None else "none yet"),
+        Text(f"the next takes about {size(point.wanted_bytes)}", CARE if tight else "")
+        if point.wanted_bytes
+        else Text(),
     ]
-    return parts("checkpoint", [*pieces, *also], width, room.line)
+    return parts("checkpoint", [*pieces, _path(point.path, pieces, width)] if path else pieces, width, room.line)
 
 
-def _path(status: Status, width: int) -> Text:
-    """The newest checkpoint's, in what is left of its line."""
-    return Text(cut(clean(status.checkpoint.path or ""), max(20, width - LABEL - 48)), DIM)
+def _path(path: str | None, others: Sequence[Text], width: int) -> Text:
+    """A path in what the ``others`` leave of its line."""
+    used = sum(piece.cell_len + len(" · ") for piece in others if piece.plain)
+    return Text(cut(clean(path or ""), max(20, width - LABEL - used)), DIM)
 
 
 def _refused_checkpoint(view: View, status: Status, width: int, room: Room) -> list[Text]:
@@ -233,8 +238,8 @@ def _disk(view: View, status: Status, width: int, room: Room) -> list[Text]:
     free = f"{size(disk.free_bytes)} free" if disk.free_bytes is not None else ""
     if disk.ok:
         stalled = f"a write has not come back for {duration(disk.stalled_s)}" if disk.stalled_s > STALLED_S else ""
-        path = Text(cut(clean(disk.path or ""), max(20, width - LABEL - 40)), DIM)
-        return parts("disk", [Text("ok", GOOD), Text(stalled, CARE), free, journal, path], width, room.line)
+        pieces = [Text("ok", GOOD), Text(stalled, CARE), Text(free), Text(journal)]
+        return parts("disk", [*pieces, _path(disk.path, pieces, width)], width, room.line)
     since = " since {} ({})".format(*_ago(view, status, disk.since)) if disk.since else ""
     lines = parts(
         "disk",
