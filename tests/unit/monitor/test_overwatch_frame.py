@@ -271,6 +271,22 @@ def test_a_curve_without_room_for_its_span_has_the_whole_width():
     assert " to " not in row
 
 
+def test_a_failure_is_told_to_its_end_where_lists_have_nothing_to_show():
+    reason = (
+        "The backbone died 5 times. " + "Cause: killed, most likely no memory was left. " * 7 + "Take a smaller model."
+    )
+    failed = rolling(state=EngineState.FAILED, failure=reason, activity=Activity(), drops={})
+    said = text(seen(failed), 79, 23)
+    assert "Take a smaller model." in " ".join(said.split())
+    assert "learning    steps 1 to 17" in said
+
+
+def test_a_run_that_comes_back_has_a_checkpoint_that_is_not_read_yet():
+    booting = rolling(state=EngineState.BOOTING, checkpoint=CheckpointStatus())
+    assert "checkpoint  not read yet" in text(seen(booting))
+    assert "checkpoint  none yet" in text(seen(booting.model_copy(update={"step": 0})))
+
+
 def test_a_path_takes_what_is_left_of_its_line():
     point = rolling().checkpoint
     said = text(seen(rolling(checkpoint=point, disk=DiskStatus(ok=True, path=RUN))), 90)

@@ -43,6 +43,8 @@ ROOMS = (
     Room(message=1, line=1, drops=1),
 )
 """From roomy to tight: the first that leaves its share for the lists is taken."""
+FAILED_ROOM = Room(message=10, line=1, drops=1, lists=6)
+"""Tried first where the engine has failed: what to do stands at the end of the reason."""
 STALLED_S = 3.0
 """A write that has not come back for so long is worth a word."""
 STATE_STYLE = {
@@ -70,7 +72,8 @@ def frame(view: View, width: int, height: int | None = None) -> list[Text]:
         return _waiting(view, width)
     if height is None:
         return _frame(view, status, width, None, ALL)
-    rooms = (room for room in ROOMS if len(_top(view, status, width, room)) <= height - room.lists)
+    tried = (FAILED_ROOM, *ROOMS) if status.failure else ROOMS
+    rooms = (room for room in tried if len(_top(view, status, width, room)) <= height - room.lists)
     return _frame(view, status, width, height, next(rooms, ROOMS[-1]))
 
 
@@ -206,8 +209,9 @@ def _checkpoint(status: Status, width: int, room: Room, *, path: bool) -> list[T
     point = status.checkpoint
     short = point.wanted_bytes is not None and status.disk.free_bytes is not None
     tight = short and point.wanted_bytes > status.disk.free_bytes  # type: ignore[operator]
+    none = "not read yet" if status.state is EngineState.BOOTING and status.step else "none yet"
     pieces = [
-        Text(f"newest: step {point.step}" if point.step is not None else "none yet"),
+        Text(f"newest: step {point.step}" if point.step is not None else none),
         Text(f"the next takes about {size(point.wanted_bytes)}", CARE if tight else "")
         if point.wanted_bytes
         else Text(),
