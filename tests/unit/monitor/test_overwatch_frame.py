@@ -281,9 +281,10 @@ def test_a_failure_is_told_to_its_end_where_lists_have_nothing_to_show():
     assert "learning    steps 1 to 17" in said
 
 
-def test_a_run_that_comes_back_has_a_checkpoint_that_is_not_read_yet():
-    booting = rolling(state=EngineState.BOOTING, checkpoint=CheckpointStatus())
-    assert "checkpoint  not read yet" in text(seen(booting))
+@pytest.mark.parametrize("state", [EngineState.BOOTING, EngineState.FAILED])
+def test_a_run_that_comes_back_may_have_a_checkpoint_that_is_not_known_yet(state):
+    booting = rolling(state=state, checkpoint=CheckpointStatus())
+    assert "checkpoint  none known yet" in text(seen(booting))
     assert "checkpoint  none yet" in text(seen(booting.model_copy(update={"step": 0})))
 
 

@@ -209,7 +209,8 @@ def _checkpoint(status: Status, width: int, room: Room, *, path: bool) -> list[T
     point = status.checkpoint
     short = point.wanted_bytes is not None and status.disk.free_bytes is not None
     tight = short and point.wanted_bytes > status.disk.free_bytes  # type: ignore[operator]
-    none = "not read yet" if status.state is EngineState.BOOTING and status.step else "none yet"
+    unread = status.step and status.state in (EngineState.BOOTING, EngineState.FAILED)
+    none = "none known yet" if unread else "none yet"
     pieces = [
         Text(f"newest: step {point.step}" if point.step is not None else none),
         Text(f"the next takes about {size(point.wanted_bytes)}", CARE if tight else "")
