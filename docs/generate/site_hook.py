@@ -3,6 +3,11 @@
 Pages named under ``extra.coming`` may be missing: such a one is left out of the menu, and links to it become plain words. Every
 other missing page, and every broken link, fails the build as it should.
 
+The source files that a page links to are not part of the site: such a link becomes the file's path in the repository.
+
+A ``text`` block of one line, or one whose first line is a long sentence, is a message that somebody saw: it wraps, so that
+its end, which says what to do, is in sight.
+
 Chinese has no spaces between words, so a line that ends inside a Chinese sentence is joined with the next without one.
 """
 
@@ -13,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([\w-]+?)(?:\.zh)?\.md(?:#[^)]*)?\)")
-
+_MESSAGE = re.compile(r"^```text\n(?=[^\n]+\n```$|(?:(?!  )[^\n]){90,}\n)", re.M)
+_SOURCE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#\s]+)\)")
 
 _CJK = "\u3000-\u303f\u4e00-\u9fff\uff00-\uffef\u201c\u201d\u2014\u2026"
 _BROKEN_LINE = re.compile(rf"(?<=[{_CJK}])\n *(?=[{_CJK}*`\[])|(?<=[*`)])\n *(?=[{_CJK}])")
@@ -28,10 +34,11 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Unlink missing pages; join the lines of Chinese paragraphs."""
+    """Unlink missing pages and source files; join the lines of Chinese paragraphs; let messages wrap."""
     missing = _missing(config)
     if page.file.src_uri.endswith(".zh.md"):
         markdown = join_lines(markdown)
+    markdown = wrap_messages(name_sources(markdown))
     return _LINK.sub(lambda found: found[1] if found[2] in missing else found[0], markdown)
 
 
@@ -39,6 +46,21 @@ def join_lines(markdown: str) -> str:
     """Without the line ends inside Chinese sentences; code stays as it is."""
     parts = _FENCE.split(markdown)
     return "".join(part if n % 2 else _BROKEN_LINE.sub("", part) for n, part in enumerate(parts))
+
+
+def name_sources(markdown: str) -> str:
+    """Links to source files as paths, which may break after a slash."""
+    return _SOURCE.sub(lambda found: _source(found[1], found[2]), markdown)
+
+
+def _source(words: str, path: str) -> str:
+    code = f"<code>{path.replace('/', '/<wbr>')}</code>"
+    return code if words.strip("`") == Path(path).name else f"{words} ({code})"
+
+
+def wrap_messages(markdown: str) -> str:
+    """Blocks that hold one message get the class ``message``."""
+    return _MESSAGE.sub("```{ .text .message }\n", markdown)
 
 
 def _missing(config: Any) -> set[str]:

@@ -58,6 +58,14 @@ async def test_a_larger_terminal_and_a_change_of_size_show_more_rows():
         await until(pilot, lambda said: said.count("task-") == small and "learning" in said)
 
 
+async def test_a_terminal_of_120_columns_has_two_columns_of_lists_and_one_of_119_has_not():
+    app = Overwatch(FakeFeed([seen(many())]), 60.0)
+    async with app.run_test(size=(120, 36)) as pilot:
+        assert "│" in await until(pilot, lambda said: "task-" in said)
+        await pilot.resize_terminal(119, 36)
+        await until(pilot, lambda said: "task-" in said and "│" not in said)
+
+
 async def test_all_is_shown_on_demand_and_scrolled_by_keys():
     app = Overwatch(FakeFeed([seen(many())]), 60.0)
     async with app.run_test(size=(80, 24)) as pilot:

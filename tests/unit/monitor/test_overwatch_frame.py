@@ -137,7 +137,7 @@ def test_without_a_bound_everything_is_told_whole():
     assert "reason_number_0 0" in said
 
 
-@pytest.mark.parametrize(("width", "height"), [(40, 10), (80, 23), (100, 60), (119, 30), (120, 30), (250, 80)])
+@pytest.mark.parametrize(("width", "height"), [(40, 10), (80, 23), (100, 60), (118, 30), (119, 30), (250, 80)])
 def test_frames_fit_whatever_the_names_are(width, height):
     for name in (LONG, "狼人杀" * 40, EVIL, ""):
         status = rolling(
@@ -248,6 +248,59 @@ def test_curves_are_win_rates_and_rewards_by_role_and_skip_what_is_no_number():
     only = text(seen(rolling(), steps=({"step": 1, "win_rate": 0.25, "reward/a/mean": 1.0, "reward/mean": 1.0},)))
     assert "win rate        0.25" in only
     assert "reward of all" not in only
+
+
+@pytest.mark.parametrize("width", [79, 119, 139])
+def test_names_are_cut_where_it_is_tight_and_what_is_said_of_them_is_not(width):
+    busy = Activity(
+        clients=[client(f"client-{'4d9714b5' * 4}", episodes=123, calls=12345, idle_s=130.0)], clients_total=1,
+        tasks=[task(f"deal-{'7f' * 20}", needed=16, finished=12, running=4)], tasks_total=1,
+    )  # fmt: skip
+    said = text(seen(rolling(activity=busy), steps=steps(33)), width, 35)
+    assert "123 open, 12.3k calls, idle 130 of 240 s" in said
+    assert "12 of 16, 4 running" in said
+    rows = [line.rstrip() for line in said.splitlines() if "win rate werewolf" in line or "reward seer" in line]
+    assert [row[-12:] for row in rows] == ["0.32 to 0.96", "0.10 to 0.10"]
+
+
+def test_a_curve_without_room_for_its_span_has_the_whole_width():
+    name = "a-role-with-a-long-name"
+    view = seen(rolling(), steps=tuple({"step": n, f"env/win/{name}": n / 33} for n in range(1, 34)))
+    row = next(line for line in text(view, 60, 35).splitlines() if "win rate" in line)
+    assert row.endswith("█")
+    assert " to " not in row
+
+
+def test_a_failure_is_told_to_its_end_where_lists_have_nothing_to_show():
+    reason = (
+        "The backbone died 5 times. " + "Cause: killed, most likely no memory was left. " * 7 + "Take a smaller model."
+    )
+    failed = rolling(state=EngineState.FAILED, failure=reason, activity=Activity(), drops={})
+    said = text(seen(failed), 79, 23)
+    assert "Take a smaller model." in " ".join(said.split())
+    assert "learning    steps 1 to 17" in said
+
+
+@pytest.mark.parametrize("state", [EngineState.BOOTING, EngineState.FAILED])
+def test_a_run_that_comes_back_may_have_a_checkpoint_that_is_not_known_yet(state):
+    booting = rolling(state=state, checkpoint=CheckpointStatus())
+    assert "checkpoint  none known yet" in text(seen(booting))
+    assert "checkpoint  none yet" in text(seen(booting.model_copy(update={"step": 0})))
+
+
+def test_a_path_takes_what_is_left_of_its_line():
+    point = rolling().checkpoint
+    said = text(seen(rolling(checkpoint=point, disk=DiskStatus(ok=True, path=RUN))), 90)
+    assert point.path
+    assert f"newest: step 15 · {point.path}\n" in said
+    assert f"ok · {RUN}\n" in said
+    assert "step 15 · the next takes about 9.0 MB · /data" in text(
+        seen(rolling(checkpoint=point.model_copy(update={"wanted_bytes": 9_000_000}))), 90
+    )
+
+
+def test_one_step_is_no_span():
+    assert "learning    step 1\n" in text(seen(rolling(), steps=steps(1)))
 
 
 def test_missing_curves_say_why():

@@ -351,6 +351,8 @@ async def test_metrics_are_finite_numbers_of_live_roles_only():
         assert [n for n in names if n.startswith("win/")] == [f"win/{mine}"]
         assert {f"{mine}/abstain", f"{mine}/survival", f"{mine}/valid", f"{mine}/truncated"} <= names
         assert {"game/days", "reply/valid", "reply/repaired", "reply/fallback"} <= names
+        replies = {name: value for name, value in output.log_metrics.items() if name.startswith("reply/")}
+        assert all(0 <= share <= 1 for share in replies.values()), replies
 
 
 async def test_metadata_says_what_was_played():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal
@@ -323,14 +323,12 @@ class ExampleWerewolves(Workflow):
     ) -> WorkflowOutput:
         reward: dict[str, float] = {}
         outcomes: Counter[str] = Counter()
-        by_role: defaultdict[str, Counter[str]] = defaultdict(Counter)
         wins: dict[str, float] = {}
         for seat, player in models.items():
             role = game.roles[seat]
             won = game.winner == side_of(role)
             wins[role.value] = float(won)
             outcomes.update(player.outcomes)
-            by_role[role.value].update(player.outcomes)
             if player.calls:
                 bad = player.outcomes["fallback"] / sum(player.outcomes.values())
                 base = 0.5 if game.winner == "draw" else float(won)
@@ -340,8 +338,6 @@ class ExampleWerewolves(Workflow):
         metrics |= {k: v for k, v in measured.items() if not k.endswith(("/win", "/draw")) or k.startswith("game/")}
         for outcome in ("valid", "repaired", "fallback"):
             metrics[f"reply/{outcome}"] = outcomes[outcome] / max(1, sum(outcomes.values()))
-            for role, counts in by_role.items():
-                metrics[f"reply/{outcome}/{role}"] = float(counts[outcome])
         metrics["policy/retries"] = float(sum(policy.retries for policy in policies))
         if external is not None:
             metrics |= _static_metrics(external, players)

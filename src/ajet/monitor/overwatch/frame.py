@@ -6,6 +6,8 @@ clients, curves) share the lines that are left, and say how much of them is not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.text import Text
 
 from ajet.monitor.overwatch import lists
@@ -31,8 +33,8 @@ from ajet.schema.status import DiskStatus, Status
 from ajet.schema.wire import EngineState
 
 NARROWEST = 40
-WIDE = 120
-"""From this width on the lists stand in two columns."""
+WIDE = 119
+"""From this width on the lists stand in two columns: a terminal of 120 columns, one of which is the scroll bar's."""
 ALL = Room(message=20, line=3, drops=10)
 ROOMS = (
     Room(message=3, line=2, drops=2, lists=16),
@@ -41,6 +43,8 @@ ROOMS = (
     Room(message=1, line=1, drops=1),
 )
 """From roomy to tight: the first that leaves its share for the lists is taken."""
+FAILED_ROOM = Room(message=10, line=1, drops=1, lists=6)
+"""Tried first where the engine has failed: what to do stands at the end of the reason."""
 STALLED_S = 3.0
 """A write that has not come back for so long is worth a word."""
 STATE_STYLE = {
@@ -68,7 +72,8 @@ def frame(view: View, width: int, height: int | None = None) -> list[Text]:
         return _waiting(view, width)
     if height is None:
         return _frame(view, status, width, None, ALL)
-    rooms = (room for room in ROOMS if len(_top(view, status, width, room)) <= height - room.lists)
+    tried = (FAILED_ROOM, *ROOMS) if status.failure else ROOMS
+    rooms = (room for room in tried if len(_top(view, status, width, room)) <= height - room.lists)
     return _frame(view, status, width, height, next(rooms, ROOMS[-1]))
 
 
@@ -85,7 +90,7 @@ def summary(view: View, status: Status, width: int) -> list[Text]:
         *lists.shares(status, width).rows,
         *lists.episodes(status, width, ALL.line).head,
         *_speed(status, width, ALL),
-        *_checkpoint(status, width, ALL, []),
+        *_checkpoint(status, width, ALL, path=False),
         *labelled("", [Text(clean(path), DIM)] if path else []),
         *_refused_checkpoint(view, status, width, ALL),
         *_disk(view, status, width, ALL),
@@ -100,10 +105,11 @@ def _frame(view: View, status: Status, width: int, height: int | None, room: Roo
     if height is None or width < WIDE:
         pool, episodes = lists.pool(status, width, room.line), lists.episodes(status, width, room.line)
         return top + fit([pool, lists.shares(status, width), episodes, lists.learning(view, width)], left)
-    half = (width - 3) // 2
-    right = [lists.learning(view, half), lists.episodes(status, half, room.line)]
-    found = [lists.pool(status, half, room.line), lists.shares(status, half)]
-    return top + beside(fit(found, left), fit(right, left), half)
+    narrow = (width - 3) * 9 // 20  # rows of clients and curves are longer than those of tasks
+    wide = width - 3 - narrow
+    of_batch = [lists.pool(status, narrow, room.line), lists.shares(status, narrow)]
+    of_play = [lists.learning(view, wide), lists.episodes(status, wide, room.line)]
+    return top + beside(fit(of_batch, left), fit(of_play, left), narrow)
 
 
 def _top(view: View, status: Status, width: int, room: Room) -> list[Text]:
@@ -111,7 +117,7 @@ def _top(view: View, status: Status, width: int, room: Room) -> list[Text]:
         _title(view, width),
         *_lost(view, width, room),
         *_state(view, status, width, room),
-        *_checkpoint(status, width, room, [_path(status, width)]),
+        *_checkpoint(status, width, room, path=True),
         *_refused_checkpoint(view, status, width, room),
         *_disk(view, status, width, room),
         *_speed(status, width, room),
@@ -199,20 +205,25 @@ def _last_step(status: Status, width: int) -> list[Text]:
     return parts("last step", found, width, ALL.line) if found else []
 
 
-def _checkpoint(status: Status, width: int, room: Room, also: list[Part]) -> list[Text]:
+def _checkpoint(status: Status, width: int, room: Room, *, path: bool) -> list[Text]:
     point = status.checkpoint
     short = point.wanted_bytes is not None and status.disk.free_bytes is not None
     tight = short and point.wanted_bytes > status.disk.free_bytes  # type: ignore[operator]
-    pieces: list[Part] = [
-        f"newest: step {point.step}" if point.step is not None else "none yet",
-        Text(f"the next takes about {size(point.wanted_bytes)}", CARE if tight else "") if point.wanted_bytes else "",
+    unread = status.step and status.state in (EngineState.BOOTING, EngineState.FAILED)
+    none = "none known yet" if unread else "none yet"
+    pieces = [
+        Text(f"newest: step {point.step}" if point.step is not None else none),
+        Text(f"the next takes about {size(point.wanted_bytes)}", CARE if tight else "")
+        if point.wanted_bytes
+        else Text(),
     ]
-    return parts("checkpoint", [*pieces, *also], width, room.line)
+    return parts("checkpoint", [*pieces, _path(point.path, pieces, width)] if path else pieces, width, room.line)
 
 
-def _path(status: Status, width: int) -> Text:
-    """The newest checkpoint's, in what is left of its line."""
-    return Text(cut(clean(status.checkpoint.path or ""), max(20, width - LABEL - 48)), DIM)
+def _path(path: str | None, others: Sequence[Text], width: int) -> Text:
+    """A path in what the ``others`` leave of its line."""
+    used = sum(piece.cell_len + len(" · ") for piece in others if piece.plain)
+    return Text(cut(clean(path or ""), max(20, width - LABEL - used)), DIM)
 
 
 def _refused_checkpoint(view: View, status: Status, width: int, room: Room) -> list[Text]:
@@ -232,8 +243,8 @@ def _disk(view: View, status: Status, width: int, room: Room) -> list[Text]:
     free = f"{size(disk.free_bytes)} free" if disk.free_bytes is not None else ""
     if disk.ok:
         stalled = f"a write has not come back for {duration(disk.stalled_s)}" if disk.stalled_s > STALLED_S else ""
-        path = Text(cut(clean(disk.path or ""), max(20, width - LABEL - 40)), DIM)
-        return parts("disk", [Text("ok", GOOD), Text(stalled, CARE), free, journal, path], width, room.line)
+        pieces = [Text("ok", GOOD), Text(stalled, CARE), Text(free), Text(journal)]
+        return parts("disk", [*pieces, _path(disk.path, pieces, width)], width, room.line)
     since = " since {} ({})".format(*_ago(view, status, disk.since)) if disk.since else ""
     lines = parts(
         "disk",

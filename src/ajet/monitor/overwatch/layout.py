@@ -64,9 +64,14 @@ def message(label: str, text: str, width: int, lines: int, style: str) -> list[T
     return labelled(label, [Text(line, style) for line in wrap(clean(text), width - LABEL, lines)], style)
 
 
-def column(names: list[str], width: int) -> list[str]:
-    """Names cut and padded to one width."""
+def column(names: list[str], width: int, rest: int = 0) -> list[str]:
+    """Names cut and padded to one width.
+
+    Args:
+        rest: cells that the rows need behind them: where it gets tight, names are cut, and not what is said of them.
+    """
     room = max(12, min(max((Text(name).cell_len for name in names), default=0), (width - LABEL) * 2 // 5))
+    room = max(8, min(room, width - LABEL - rest))
     shown = [cut(name, room) for name in names]
     return [name + " " * (room - Text(name).cell_len) for name in shown]
 
@@ -109,11 +114,11 @@ def fit(sections: list[Section], height: int | None) -> list[Text]:
     return found
 
 
-def beside(left: list[Text], right: list[Text], half: int) -> list[Text]:
-    """Two columns, the left one ``half`` cells wide."""
+def beside(left: list[Text], right: list[Text], width: int) -> list[Text]:
+    """Two columns, the left one ``width`` cells wide."""
     found = []
     for n in range(max(len(left), len(right))):
         one = left[n].copy() if n < len(left) else Text()
-        one.pad_right(half - one.cell_len)
+        one.pad_right(width - one.cell_len)
         found.append(Text.assemble(one, (" │ ", DIM), right[n] if n < len(right) else "", no_wrap=True))
     return found

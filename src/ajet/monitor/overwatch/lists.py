@@ -10,8 +10,8 @@ from ajet.monitor.overwatch.feed import View
 from ajet.monitor.overwatch.layout import CARE, DIM, GOOD, LABEL, TROUBLE, Part, Section, column, labelled, parts, row
 from ajet.schema.status import ClientActivity, ShareView, Status, TaskActivity
 
-CURVE = 100
-"""Longest curve, in cells."""
+CURVE, SHORT_CURVE = 100, 12
+"""Longest curve, in cells, and the shortest beside which its span is told."""
 
 
 def pool(status: Status, width: int, lines: int) -> Section:
@@ -27,20 +27,26 @@ def pool(status: Status, width: int, lines: int) -> Section:
     if fill.groups_non_dummy < fill.groups_complete:
         pieces.append(f"{fill.groups_complete - fill.groups_non_dummy} with equal rewards")
     tasks = activity.tasks if activity else []
-    names = column(["(not told yet)" if task.task_id is None else clean(task.task_id) for task in tasks], width)
-    rows = [_task(task, name, width) for task, name in zip(tasks, names, strict=True)]
+    facts = [_task(task, width) for task in tasks]
+    names = column(
+        ["(not told yet)" if task.task_id is None else clean(task.task_id) for task in tasks],
+        width,
+        max((fact.cell_len for fact, _ in facts), default=0),
+    )
+    rows = [row(width, name, fact, further=[more]) for name, (fact, more) in zip(names, facts, strict=True)]
     hidden = activity.tasks_total - len(tasks) if activity else 0
     return Section(parts("pool", pieces, width, lines), rows, hidden, "more tasks")
 
 
-def _task(task: TaskActivity, name: str, width: int) -> Text:
+def _task(task: TaskActivity, width: int) -> tuple[Text, Text]:
+    """What is said of it, and what is added where there is room."""
     room = min(task.needed, max(4, min(24, width // 8)))
     ready = f"{many(task.ready, 'group')} ready" if task.ready else ""
     if task.ready and not task.finished and not task.running:
-        return row(width, name, " ", bar(1, 1, room), " ", (ready, GOOD))
+        return Text.assemble(" ", bar(1, 1, room), " ", (ready, GOOD)), Text()
     done = Text.assemble(" ", bar(task.finished, task.needed, room, task.running), f" {task.finished} of {task.needed}")
     running = f", {count(task.running)} running" if task.running else ""
-    return row(width, name, done, running, Text(f", {ready}" if ready else "", GOOD))
+    return done.append(running), Text(f", {ready}" if ready else "", GOOD)
 
 
 def shares(status: Status, width: int) -> Section:
@@ -78,26 +84,33 @@ def episodes(status: Status, width: int, lines: int) -> Section:
         many(leases.clients, "client"),
     ]
     clients = activity.clients if activity else []
-    names = column([clean(client.client_id) for client in clients], width)
-    rows = [_client(client, name, width) for client, name in zip(clients, names, strict=True)]
+    facts = [_client(client) for client in clients]
+    names = column([clean(one.client_id) for one in clients], width, max((fact.cell_len for fact in facts), default=0))
+    rows = [
+        row(width, name, fact, further=_more_of(client))
+        for client, name, fact in zip(clients, names, facts, strict=True)
+    ]
     hidden = activity.clients_total - len(clients) if activity else 0
     return Section(parts("episodes", pieces, width, lines), rows, hidden, "more clients")
 
 
-def _client(client: ClientActivity, name: str, width: int) -> Text:
+def _client(client: ClientActivity) -> Text:
+    calls = f" {client.episodes} open, {many(client.calls, 'call')}, "
+    return Text.assemble(calls, (f"idle {client.idle_s:.0f} of {client.patience_s:.0f} s", _silence(client)))
+
+
+def _more_of(client: ClientActivity) -> list[Part]:
+    return [
+        Text.assemble(" ", bar(client.idle_s, client.patience_s, 8, style=_silence(client) or GOOD)),
+        f", {client.in_flight} in flight" if client.in_flight else "",
+        f", oldest {duration(client.oldest_s)}",
+    ]
+
+
+def _silence(client: ClientActivity) -> str:
+    """The style of how long it has been silent."""
     share = client.idle_s / client.patience_s if client.patience_s > 0 else 0.0
-    style = TROUBLE if share >= 0.8 else CARE if share >= 0.5 else ""
-    return row(
-        width,
-        name,
-        f" {client.episodes} open, {many(client.calls, 'call')}, ",
-        (f"idle {client.idle_s:.0f} of {client.patience_s:.0f} s", style),
-        further=[
-            Text.assemble(" ", bar(client.idle_s, client.patience_s, 8, style=style or GOOD)),
-            f", {client.in_flight} in flight" if client.in_flight else "",
-            f", oldest {duration(client.oldest_s)}",
-        ],
-    )
+    return TROUBLE if share >= 0.8 else CARE if share >= 0.5 else ""
 
 
 def learning(view: View, width: int) -> Section:
@@ -106,7 +119,8 @@ def learning(view: View, width: int) -> Section:
     if not found:
         words = f"no curves: {view.steps_error}" if view.steps_error else "no step yet"
         return Section(labelled("learning", [Text(cut(clean(words), width - LABEL), DIM)]))
-    told = f"steps {view.steps[0]['step']} to {view.steps[-1]['step']}"
+    first, last = view.steps[0]["step"], view.steps[-1]["step"]
+    told = f"step {last}" if first == last else f"steps {first} to {last}"
     if view.steps_error:
         told += f"; newer ones are missing: {view.steps_error}"
     names = column([clean(one.name) for one in found], width)
@@ -117,6 +131,8 @@ def learning(view: View, width: int) -> Section:
 def _curve(one: Curve, name: str, width: int) -> Text:
     low, high = one.scale or (None, None)
     last, span = f" {one.values[-1]:>7.2f} ", f"  {min(one.values):.2f} to {max(one.values):.2f}"
-    room = width - LABEL - Text(name).cell_len - len(last) - len(span)
-    drawn = curve(one.values, max(8, min(room, CURVE)), low, high)
+    room = width - LABEL - Text(name).cell_len - len(last)
+    if room - len(span) < SHORT_CURVE:
+        span = ""
+    drawn = curve(one.values, max(8, min(room - len(span), CURVE)), low, high)
     return row(width, name, last, (drawn, "cyan"), (span, DIM))
