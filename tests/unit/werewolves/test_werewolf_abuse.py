@@ -26,14 +26,12 @@ def test_a_statement_after_very_long_reasoning_is_heard():
     assert parse_reply(reply, request).action == Action(say="hello")
 
 
-async def test_outcomes_of_replies_are_counted_by_role():
+async def test_outcomes_of_replies_are_told_by_role():
     def decide(call: Call) -> str:
         return "nonsense\nmore" if ", seer." in call.prompt else legal_reply(call)
 
     async with serve(decide) as server:
         output = await episode(server.url, task_of(4), live="both")
-    counts = {k.removeprefix("reply/"): v for k, v in output.log_metrics.items() if k.count("/") == 2}
-    assert set(counts) == {f"{o}/{r}" for o in ("valid", "repaired", "fallback") for r in ("werewolf", "seer")}
-    assert counts["valid/seer"] == counts["fallback/werewolf"] == 0
-    assert counts["fallback/seer"] > 0
-    assert sum(counts.values()) == len(server.calls)
+    shares = {f"{o}/{r}": output.log_metrics[f"{r}/{o}"] for o in ("valid", "fallback") for r in ("werewolf", "seer")}
+    assert shares == {"valid/werewolf": 1.0, "fallback/werewolf": 0.0, "valid/seer": 0.0, "fallback/seer": 1.0}
+    assert 0 < output.log_metrics["reply/fallback"] < 1
