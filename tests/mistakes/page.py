@@ -56,7 +56,7 @@ No episode disappears: each that is not trained is counted under one reason, whi
 """,
 }
 _DROPS_ZH = {
-    DropReason.ABORTED: "被客户端交还：异常、Ctrl-C 或调试客户端；训练结束时还在打的局属于正常情况",
+    DropReason.ABORTED: "被客户端交还：异常、忘了给出结果、Ctrl-C 或调试客户端；训练结束时还在打的局属于正常情况",
     DropReason.SILENT: "其客户端在 `discard_episode_timeout` 秒内没有任何动静",
     DropReason.TOO_OLD: "打开的时间超过 `swarm.max_episode_age_s`，无论客户端是否还在",
     DropReason.NO_CALLS: "智能体从未调用模型：用的是该局的 `base_url` 与 `api_key` 吗？",

@@ -36,6 +36,13 @@ def unreachable(server_url: str, cause: BaseException) -> str:
     return "Check that the server runs, that the address is right, and that no firewall stands between."
 
 
+def stop_command(server_url: str) -> str:
+    """The command that stops the engine of the server at ``server_url``."""
+    parts = urlsplit(server_url)
+    usual = is_loopback_url(server_url) and parts.port == DEFAULT_PORT
+    return "ajet-swarm stop" if usual else f"ajet-swarm stop --swarm-url {server_url}"
+
+
 def start_command(server_url: str) -> str:
     """The command that starts a server which answers at ``server_url``."""
     parts = urlsplit(server_url)

@@ -158,8 +158,10 @@ class Exchange:
         if isinstance(error, JobConflict):
             diff = error.details.get("diff") or {}
             lines = [f"  {key}: {old!r} runs, {new!r} asked for" for key, (old, new) in diff.items()]
-            if lines and lines[0] not in error.message:
-                error = JobConflict("\n".join([error.message, *lines]), param=error.param, details=error.details)
+            said = error.message.replace("`ajet-swarm stop`", f"`{advice.stop_command(self.server_url)}`")
+            if lines and lines[0] not in said:
+                said = "\n".join([said, *lines])
+            error = JobConflict(said, param=error.param, details=error.details)
         return error
 
     def notice(self, text: str) -> None:

@@ -26,17 +26,20 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
+from ajet.client.advice import NO_OUTPUT_HINT
 from ajet.client.error_log import ErrorLog
 from ajet.client.finish import StopTraining
 from ajet.client.outcome import Outcome, outcome_of
 from ajet.client.scope import WorkerScope, current_scope
-from ajet.schema.errors import InfrastructureFault, TrainingFinished
+from ajet.schema.errors import AjetError, InfrastructureFault, TrainingFinished
 
 MAX_RETRIES = 3
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 30.0
 STOP_BUDGET_S = 2.0
 FINISH_GRACE_S = 10.0
+_HOPELESS = (Outcome.BUG, Outcome.UNREACHABLE, Outcome.NO_OUTPUT)
+"""Outcomes that are no use to repeat where there is nothing else."""
 
 
 @dataclass(eq=False)
@@ -75,7 +78,8 @@ class PeriodicDrainThreadPoolExecutor:
                         executor.submit_with_periodic_drain(fn=rollout, task=task)
 
     Where every run since the last drain (for ``submit``: the last ``2 × max_parallel`` in a row, at least 8) failed
-    by the user's code, or found no server, the first such exception is raised in the submitting thread.
+    by the user's code, found no server, or left its episode without a result, the first such exception is raised in the
+    submitting thread; and at the end, where no run at all succeeded.
     """
 
     def __init__(
@@ -153,7 +157,7 @@ class PeriodicDrainThreadPoolExecutor:
         batch, self._batch = self._batch, []
         self._raise_if_fatal()
         self._raise_if_all_failed(batch)
-        return [run.future.result() if run.outcome is Outcome.SUCCEEDED else None for run in batch]
+        return [None if run.future.exception() is not None else run.future.result() for run in batch]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Wait for all runs, or (``wait=False``) abort what they play and leave."""
@@ -163,6 +167,8 @@ class PeriodicDrainThreadPoolExecutor:
         if not self._stopped.is_set():
             try:
                 self.drain()
+                if not self.finished and not self._counts[Outcome.SUCCEEDED.value]:
+                    self._raise_if_all_failed(self._streak)
             finally:
                 self._log.summary()
                 self._stopped.set()
@@ -238,8 +244,7 @@ class PeriodicDrainThreadPoolExecutor:
             raise self._fatal
 
     def _raise_if_all_failed(self, runs: list[_Run]) -> None:
-        hopeless = (Outcome.BUG, Outcome.UNREACHABLE)
-        if runs and all(run.outcome in hopeless for run in runs):
+        if runs and all(run.outcome in _HOPELESS for run in runs):
             error = runs[0].error
             if error is not None:
                 self._stop("every run failed")
@@ -327,6 +332,8 @@ class PeriodicDrainThreadPoolExecutor:
                     run.deadline = time.monotonic() + self._max_run_s
         if outcome is Outcome.BUG and error is not None:
             self._log.show(error)
+        if outcome is Outcome.SUCCEEDED and run.scope.without_output and not run.scope.reported:
+            run.error, outcome = AjetError(NO_OUTPUT_HINT), Outcome.NO_OUTPUT
         self._settle(run, outcome, result=result, error=error)
 
     def _settle(
@@ -335,7 +342,7 @@ class PeriodicDrainThreadPoolExecutor:
         with self._changed:
             if run.outcome is not None:
                 return
-            run.outcome, run.error = outcome, error
+            run.outcome, run.error = outcome, error or run.error
             self._running.discard(run)
             self._counts[counted or outcome.value] += 1
             if outcome is Outcome.FINISHED:
@@ -344,7 +351,7 @@ class PeriodicDrainThreadPoolExecutor:
                 self._fatal = self._fatal or error
             elif outcome is Outcome.SUCCEEDED:
                 self._streak.clear()
-            elif outcome in (Outcome.BUG, Outcome.UNREACHABLE):
+            elif outcome in _HOPELESS:
                 self._streak.append(run)
             self._changed.notify_all()
         if error is not None:

@@ -12,6 +12,7 @@ from ajet.client import advice
 from ajet.client.exchange import Call, Exchange, Operation, Pause, Reply, as_json, checked, read
 from ajet.client.leases import OpenEpisodes
 from ajet.client.retry import Backoff
+from ajet.client.scope import current_scope
 from ajet.client.steps import StepLines
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import (
@@ -220,6 +221,8 @@ class Operations(Exchange):
             self.leases.remove(episode, gone.message)
             raise
         self.leases.remove(episode, "ended")
+        if (scope := current_scope.get()) is not None:
+            scope.reported = True
         answer = read(EndAnswer, reply.body)
         if answer.fate == "no_calls":
             self.tell_once(
@@ -261,6 +264,8 @@ class Operations(Exchange):
         """Give the lease back. Returns whether the server knows; if not, the lease ends by its silence."""
         if reason == advice.NO_OUTPUT:
             self.tell_once(advice.NO_OUTPUT_HINT)
+            if (scope := current_scope.get()) is not None:
+                scope.without_output = True
         self.leases.remove(episode, reason)
         request = AbortRequest(request_id=new_request_id(), reason=reason[:2000] or "aborted by the client")
         limit = None if budget_s is None else max(budget_s, 0.1)

@@ -33,6 +33,8 @@ class Outcome(str, Enum):
     """No swarm server, or no running engine, within the client's budget. Run again, but not for ever."""
     FATAL = "fatal"
     """No run can succeed: the engine has failed, or the key is wrong."""
+    NO_OUTPUT = "no_output"
+    """It came back without an exception, and its episode has no result: trained on nothing. Often a forgotten line."""
     BUG = "bug"
     """Anything else."""
 

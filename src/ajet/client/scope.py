@@ -23,6 +23,10 @@ class WorkerScope:
         self._closed: str | None = None
         self.finished = False
         """A ``begin_episode`` of this run was told that training is finished, whatever the run made of it."""
+        self.reported = False
+        """An episode of this run has a result."""
+        self.without_output = False
+        """The block of one was left without."""
 
     def adopt(self, episode: str, abort: Abort, *, is_eval: bool = False) -> str | None:
         """Bind ``episode``. Returns None, or why this run may hold no episode any more (the caller then aborts it)."""

@@ -15,6 +15,7 @@ from ajet.demo.behaviour import draw as draw_behaviour
 from ajet.demo.behaviour import table as behaviour_table
 from ajet.demo.player import CURVE
 from ajet.demo.replays import list_replays
+from ajet.demo.runs import seconds_before
 from ajet.evaluation.intervals import difference
 
 ENDS = (3, 5)
@@ -127,7 +128,9 @@ def print_report(summary: dict[str, Any], folder: Path, picture: Path | None, ch
             console.print(f"An interval that holds 0 may be chance: {', '.join(unclear)}.", highlight=False)
     if summary["behaviour"]:
         console.print(behaviour_table(summary))
-    console.print(f"training took {summary['wall_seconds']:.0f} s for {summary['steps']} steps")
+    before = seconds_before(folder)
+    parts = f", {before:.0f} s of them before it was continued" if before else ""
+    console.print(f"training took {summary['wall_seconds']:.0f} s for {summary['steps']} steps{parts}")
     if picture:
         console.print(f"curve       {picture}", soft_wrap=True)
     console.print(f"summary     {folder / 'summary.json'}", soft_wrap=True)

@@ -21,7 +21,8 @@ class DropReason(str, Enum):
 
     ABORTED = (
         "aborted",
-        "given back by its client: an exception, Ctrl-C, a debug client; normal for games that still play when training ends",
+        "given back by its client: an exception, a forgotten output, Ctrl-C, a debug client; normal for games that still play "
+        "when training ends",
     )
     SILENT = "silent", "its client gave no sign of life for discard_episode_timeout seconds"
     TOO_OLD = "max_age", "open for longer than swarm.max_episode_age_s, however alive its client"

@@ -125,7 +125,9 @@ class FakeSwarm:
             running = self.job if self.state not in ("OFFLINE", "FAILED") else None
             if running is not None and running != body["job"]:
                 diff = {"rollout.num_repeat": [running["rollout"]["num_repeat"], body["job"]["rollout"]["num_repeat"]]}
-                raise JobConflict("The engine runs another job. Stop it first.", details={"diff": diff})
+                raise JobConflict(
+                    "The engine runs another job. Stop it first: `ajet-swarm stop`.", details={"diff": diff}
+                )
             self.job = body["job"]
             return 200, {"job": self.job, "state": self.state}
         if route == "/engine/start":

@@ -23,6 +23,7 @@ from ajet.client import AsyncSwarmClient, PeriodicDrainThreadPoolExecutor, Swarm
 from ajet.client import executor as executor_module
 from ajet.client.outcome import Outcome, outcome_of
 from ajet.schema.errors import (
+    AjetError,
     EngineFailed,
     EngineUnavailable,
     EpisodeGone,
@@ -463,3 +464,37 @@ def _wrapped(error: Exception) -> Exception:
 )
 def test_errors_are_judged(error: BaseException, outcome: Outcome) -> None:
     assert outcome_of(error) is outcome
+
+
+def test_a_run_of_nothing_but_failures_ends_in_an_error_however_short() -> None:
+    def run() -> None:
+        raise KeyError("my bug")
+
+    executor = PeriodicDrainThreadPoolExecutor(max_parallel=64)
+    for _ in range(8):
+        executor.submit(run)
+    with pytest.raises(KeyError, match="my bug"):
+        executor.shutdown()
+    with PeriodicDrainThreadPoolExecutor() as executor:
+        executor.submit(run)
+        executor.submit(lambda: None)
+    assert executor.stats == {"succeeded": 1, "bug": 1}
+
+
+def test_a_run_of_nothing_but_forgotten_results_ends_in_an_error(swarm: FakeSwarm, client: SwarmClient) -> None:
+    def forget(keep: bool) -> str:
+        with client.episode(TASK) as episode:
+            if keep:
+                episode.output = WON
+        return "played"
+
+    executor = PeriodicDrainThreadPoolExecutor()
+    first = executor.submit(forget, False)
+    executor.submit(forget, False)
+    with pytest.raises(AjetError, match=r"episode\.output"):
+        executor.shutdown()
+    assert first.result() == "played"
+    with PeriodicDrainThreadPoolExecutor() as executor:
+        executor.submit(forget, False)
+        executor.submit(forget, True)
+    assert executor.stats == {"succeeded": 1, "no_output": 1}

@@ -201,8 +201,9 @@ def test_auto_sync_starts_an_engine_and_joins_a_running_one(swarm: FakeSwarm, cl
 def test_another_job_is_a_conflict_that_lists_the_difference(swarm: FakeSwarm, client: SwarmClient) -> None:
     swarm.state = "OFFLINE"
     client.auto_sync_train_config_and_start_engine(AgentJetJob(num_repeat=3))
-    with pytest.raises(JobConflict, match=r"rollout\.num_repeat: 3 runs, 5 asked for"):
+    with pytest.raises(JobConflict, match=r"rollout\.num_repeat: 3 runs, 5 asked for") as refused:
         client.auto_sync_train_config_and_start_engine(AgentJetJob(num_repeat=5))
+    assert f"`ajet-swarm stop --swarm-url {swarm.url}`" in refused.value.message
     client.auto_sync_train_config_and_start_engine(AgentJetJob(num_repeat=5), force_restart=True)
     assert swarm.job is not None
     assert swarm.job["rollout"]["num_repeat"] == 5
@@ -471,7 +472,7 @@ def test_the_report_says_in_words_why_episodes_were_not_trained() -> None:
     said = rollout_text({"state": "FINISHED", "step": 5, "total_steps": 5, "policy_version": 5, "drops": drops})
     assert said.splitlines()[1:] == [
         "episodes not trained:",
-        "  aborted 2: given back by its client: an exception, Ctrl-C, a debug client; normal for games that still play when training ends",
+        "  aborted 2: given back by its client: an exception, a forgotten output, Ctrl-C, a debug client; normal for games that still play when training ends",
         "  of_a_newer_server 1",
         "  training_finished 8: came after the batch of the last step, complete or not; normal at the end of a run",
     ]

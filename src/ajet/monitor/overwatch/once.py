@@ -31,7 +31,7 @@ def once(url: str) -> None:
     view = asyncio.run(_look(url))
     if view.status is None:
         raise ServerUnreachable(
-            f"No answer from {view.url}: {view.why}. Check that the server runs and that the address is right."
+            f"No answer from {view.url}: {view.why}. If no server runs there, start one: ajet-swarm start"
         )
     _print(frame(view, _width()))
 
