@@ -40,6 +40,7 @@ def main() -> None:
             for task in tasks(digit=args.task == "digits"):
                 for _ in range(job.num_repeat):
                     executor.submit(rollout, task)
+                client.print_new_steps()  # the reward of the whole batch, and that of this client's share
 
 
 if __name__ == "__main__":

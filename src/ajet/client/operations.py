@@ -329,7 +329,7 @@ class Operations(Exchange):
         since = self._step_lines.since(status)
         if since is None:
             return []
-        return self._step_lines.lines((yield from self.steps(since)), status["total_steps"])
+        return self._step_lines.lines((yield from self.steps(since)), status["total_steps"], self.share)
 
     def open_episodes(self) -> Operation[list[dict[str, Any]]]:
         reply = yield from self.request(Call("GET", f"{API}/episodes"))

@@ -35,11 +35,13 @@ def batch_metrics(batch: BatchFormed, episodes: list[BatchEpisode]) -> dict[str,
     }
     if successes:
         found["win_rate"] = _mean(successes)
-    shares = Counter(episode.lease.share for episode in episodes)
+    shares: dict[str, list[float]] = {}
+    for episode in episodes:
+        shares.setdefault(episode.lease.share, []).append(mean_reward(episode.done.body["rewards"]))
     if set(shares) != {""}:
-        found.update(
-            {f"share/{share or 'others'}/groups": n // batch.num_repeat for share, n in sorted(shares.items())}
-        )
+        for share, rewards in sorted(shares.items()):
+            found[f"share/{share or 'others'}/groups"] = len(rewards) // batch.num_repeat
+            found[f"share/{share or 'others'}/reward/mean"] = _mean(rewards)
     numbers: dict[str, list[float]] = {}
     for episode in episodes:
         for key, value in (episode.done.body.get("log_metrics") or {}).items():

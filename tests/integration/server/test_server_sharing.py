@@ -71,6 +71,8 @@ def test_a_batch_is_composed_by_the_shares_of_the_job_also_after_a_restart(serve
         swarm.wait_step(1)
         first = rest_of(swarm, 1)
         assert (first["share/math/groups"], first["share/games/groups"]) == (2, 3)
+        means = first["share/math/reward/mean"], first["share/games/reward/mean"]
+        assert (2 * means[0] + 3 * means[1]) / 5 == pytest.approx(first["reward/mean"])
         # The two that were too many are the next batch's: math is a batch ahead and is held back.
         group(swarm, "a", "m9", "math")
         held = swarm.post("/episodes", {"client_id": "a", "request_id": "h", "share": "math", "wait_s": 0.05})

@@ -486,6 +486,18 @@ def trained(swarm: FakeSwarm, steps: int) -> None:
     ]
 
 
+def test_a_client_with_a_share_sees_the_reward_of_its_own(swarm: FakeSwarm, capsys: pytest.CaptureFixture[str]) -> None:
+    swarm.step, swarm.history = 1, [
+        {"step": 1, "reward/mean": 0.5, "pool/groups": 5, "share/math/groups": 2, "share/math/reward/mean": 0.125}
+    ]  # fmt: skip
+    for share in ("math", "games"):  # games gave nothing to that step
+        with SwarmClient(swarm.url, share=share, verbose=False) as client:
+            client.print_new_steps()
+    assert capsys.readouterr().out.splitlines() == [
+        "step 1/25  reward 0.500  math 0.125 (2 of 5 groups)", "step 1/25  reward 0.500",
+    ]  # fmt: skip
+
+
 def test_each_step_is_printed_once_and_of_a_run_that_is_joined_the_newest_first(
     swarm: FakeSwarm, client: SwarmClient, capsys: pytest.CaptureFixture[str]
 ) -> None:

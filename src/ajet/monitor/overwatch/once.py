@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
+from ajet.client.advice import start_command
 from ajet.monitor.overwatch.drawing import ASCII
 from ajet.monitor.overwatch.feed import Feed, View
 from ajet.monitor.overwatch.frame import frame, summary
@@ -31,7 +32,7 @@ def once(url: str) -> None:
     view = asyncio.run(_look(url))
     if view.status is None:
         raise ServerUnreachable(
-            f"No answer from {view.url}: {view.why}. If no server runs there, start one: ajet-swarm start"
+            f"No answer from {view.url}: {view.why}. Start the server ({start_command(view.url)}), or correct the address."
         )
     _print(frame(view, _width()))
 
