@@ -63,8 +63,8 @@ REACHING = [
     Row(
         "other version", "script", T("Server and client are of different versions", "服务器与客户端版本不同"),
         "The server is AgentJet … and this client …: install the same version on both sides.",
-        T("`pip install agentjet==VERSION` on one of them; `ajet-swarm status` shows the server's.",
-          "在其中一侧 `pip install agentjet==VERSION`；`ajet-swarm status` 会显示服务器的版本。"),
+        T("Install the same version on both (from a checkout: `git pull`, then the same `pip install` again); `ajet-swarm status` shows the server's.",
+          "两侧安装同一版本（从检出安装时：`git pull`，再执行一次同样的 `pip install`）；`ajet-swarm status` 会显示服务器的版本。"),
     ),
 ]  # fmt: skip
 
