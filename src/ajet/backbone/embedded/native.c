@@ -4,6 +4,9 @@
  * Keys lie in tiles [block][kv head][dim][16], values in [block][kv head][16][padded dim]: sixteen keys at once are one
  * vector, and so are sixteen entries of a value. Weights [M, K] are packed as [M / 32][K][32], zeros behind the last.
  */
+#ifdef __AVX512DQ__
+#include <immintrin.h>
+#endif
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -41,19 +44,28 @@ INLINE vec vexp(vec x) {
     return (vec)((ivec)p & keep);
 }
 
-/* 2^x for x <= 0, relative error below 2e-7; 0 below -126. A polynomial of degree 5 over the half around a whole number. */
+/* 2^x for x <= 0, relative error below 2e-7; 0 below -126 (where the processor scales by itself, denormal there). A polynomial
+ * of degree 5 over the half around a whole number. */
 INLINE vec vexp2(vec x) {
+#ifdef __AVX512DQ__
+    const vec r = (vec)_mm512_reduce_ps((__m512)x, 8); /* x - its nearest whole number; of -inf: 0 */
+#else
     const ivec keep = x > splat(-126.0f);
     x = (vec)((ivec)x & keep);
     const vec n = x + splat(12582912.0f);
     const vec r = x - (n - splat(12582912.0f));
+#endif
     vec p = splat(1.3264726149e-3f);
     p = p * r + splat(9.6715129912e-3f);
     p = p * r + splat(5.5507335812e-2f);
     p = p * r + splat(2.4022242427e-1f);
     p = p * r + splat(6.9314700365e-1f);
     p = p * r + splat(1.0f);
+#ifdef __AVX512DQ__
+    return (vec)_mm512_scalef_ps((__m512)p, (__m512)(x - r));
+#else
     return (vec)(((ivec)p + ((ivec)n << 23)) & keep);
+#endif
 }
 
 INLINE float sum_lanes(vec x) {
@@ -97,32 +109,31 @@ void ajet_store(float *qkv, float *pool_k, float *pool_v, const int32_t *tables,
 }
 
 /* R queries of one key head, each over its own number of keys. query is [dim][R], already scaled; score has room for
- * [blocks][R][16], so that every loop walks one pointer. Few rows take two blocks at once: the adders are never idle. */
+ * [blocks][R][16], so that every loop walks one pointer. Few rows take two or four blocks at once: the adders are never idle. */
 INLINE void attend_rows(const int R, const float *query, float *const *out, const int64_t *keys, const float *pool_k,
                         const float *pool_v, const int32_t *table, int64_t kv, int64_t head, int64_t dim,
                         int64_t padded, float *score) {
-    const int pair = R <= 6 ? 2 : 1;
+    const int side = R <= 3 ? 4 : R <= 6 ? 2 : 1; /* blocks side by side */
     int64_t most = 0;
     for (int r = 0; r < R; r++) most = keys[r] > most ? keys[r] : most;
     const int64_t blocks = (most + LANES - 1) / LANES;
     vec top[R];
     for (int r = 0; r < R; r++) top[r] = splat(-INFINITY);
-    for (int64_t k = 0; k < blocks; k += pair) {
-        const float *tile = pool_k + (table[k] * kv + head) * dim * LANES;
-        const float *next = pair == 2 && k + 1 < blocks ? pool_k + (table[k + 1] * kv + head) * dim * LANES : tile;
-        vec acc[pair][R];
-        for (int u = 0; u < pair; u++)
+    for (int64_t k = 0; k < blocks; k += side) {
+        const float *tile[side]; /* past the last: the last again, and nobody looks */
+        vec acc[side][R];
+        for (int u = 0; u < side; u++) {
+            tile[u] = pool_k + (table[k + u < blocks ? k + u : blocks - 1] * kv + head) * dim * LANES;
             for (int r = 0; r < R; r++) acc[u][r] = splat(0);
+        }
         for (int64_t d = 0; d < dim; d++) {
             const float *q = query + d * R;
-            const vec key = *(const vec_u *)(tile + d * LANES);
-            for (int r = 0; r < R; r++) acc[0][r] += key * q[r];
-            if (pair == 2) {
-                const vec other = *(const vec_u *)(next + d * LANES);
-                for (int r = 0; r < R; r++) acc[pair - 1][r] += other * q[r];
+            for (int u = 0; u < side; u++) {
+                const vec key = *(const vec_u *)(tile[u] + d * LANES);
+                for (int r = 0; r < R; r++) acc[u][r] += key * q[r];
             }
         }
-        for (int u = 0; u < pair && k + u < blocks; u++)
+        for (int u = 0; u < side && k + u < blocks; u++)
             for (int r = 0; r < R; r++) {
                 vec s = acc[u][r];
                 int64_t seen = keys[r] - (k + u) * LANES;
