@@ -226,16 +226,22 @@ void ajet_attend(const float *qkv, float *out, const float *pool_k, const float 
         }
 }
 
-/* buffer [R][32] = R rows of a [K][R] times one panel [K][32] of packed weights. */
+/* R rows of K numbers as panel_rows reads them, "tiled": [K / 16][R][16]; of the last sixteen only what there is. */
+INLINE int64_t tiled(int64_t K) { return (K + LANES - 1) / LANES * LANES; }
+
+/* buffer [R][32] = R tiled rows of a times one panel [K][32] of packed weights. */
 INLINE void panel_rows(const int R, const float *a, const float *w, int64_t K, float *buffer) {
     vec low[R], high[R];
     for (int r = 0; r < R; r++) low[r] = high[r] = splat(0);
-    for (int64_t k = 0; k < K; k++, a += R, w += PANEL) {
-        const vec x = *(const vec_u *)w, y = *(const vec_u *)(w + LANES);
-        for (int r = 0; r < R; r++) {
-            const vec by = splat(a[r]);
-            low[r] += x * by;
-            high[r] += y * by;
+    for (int64_t k = 0; k < K; k += LANES, a += R * LANES) {
+        const int64_t count = K - k < LANES ? K - k : LANES;
+        for (int64_t l = 0; l < count; l++, w += PANEL) {
+            const vec x = *(const vec_u *)w, y = *(const vec_u *)(w + LANES);
+            for (int r = 0; r < R; r++) {
+                const vec by = splat(a[r * LANES + l]);
+                low[r] += x * by;
+                high[r] += y * by;
+            }
         }
     }
     for (int r = 0; r < R; r++) {
@@ -253,9 +259,9 @@ static void panel(int R, const float *a, const float *w, int64_t K, float *buffe
     switch (R) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) }
 }
 
-/* a [H][R] = R rows of x / rms * weight. */
+/* a = R rows of x / rms * weight, tiled. */
 static void normed(int R, const float *x, const float *weight, float *a, int64_t H, float eps) {
-    for (int r = 0; r < R; r++, x += H) {
+    for (int r = 0; r < R; r++, x += H, a += LANES) {
         float squares = 0;
         vec lanes = splat(0);
         int64_t i = 0;
@@ -265,16 +271,18 @@ static void normed(int R, const float *x, const float *weight, float *a, int64_t
         }
         for (; i < H; i++) squares += x[i] * x[i];
         const float by = 1.0f / sqrtf((sum_lanes(lanes) + squares) / (float)H + eps);
-        for (i = 0; i < H; i++) a[i * R + r] = x[i] * by * weight[i];
+        for (i = 0; i + LANES <= H; i += LANES)
+            *(vec_u *)(a + i * R) = *(const vec_u *)(x + i) * splat(by) * *(const vec_u *)(weight + i);
+        for (int64_t l = 0; i + l < H; l++) a[i * R + l] = x[i + l] * by * weight[i + l];
     }
 }
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* out [N, M] = norm(x) times packed weights, plus bias where given; rows first <= n < last. scratch: 12 * (H + 32). */
+/* out [N, M] = norm(x) times packed weights, plus bias where given; rows first <= n < last. scratch: 12 * (tiled(H) + 32). */
 void ajet_in(const float *x, const float *norm, const float *w, const float *bias, float *out, int64_t first,
              int64_t last, int64_t H, int64_t M, float eps, float *scratch) {
-    float *buffer = scratch + ROWS * H;
+    float *buffer = scratch + ROWS * tiled(H);
     for (int64_t n = first; n < last; n += ROWS) {
         const int R = (int)least(ROWS, last - n);
         normed(R, x + n * H, norm, scratch, H, eps);
@@ -302,15 +310,16 @@ static void add_product(int R, const float *a, const float *w, int64_t K, float 
 }
 
 /* x += o times wo; x += down(silu(gate) * up) of norm(x): the rest of a layer behind attention, for first <= n < last.
- * I is a multiple of 32. scratch: 12 * (max(A, H) + I + 64). */
+ * I is a multiple of 32. scratch: 12 * (tiled(max(A, H)) + I + 64). */
 void ajet_out(float *x, const float *o, const float *wo, const float *norm, const float *gate, const float *up,
               const float *down, int64_t first, int64_t last, int64_t H, int64_t A, int64_t I, float eps,
               float *scratch) {
-    float *inner = scratch + ROWS * (A > H ? A : H), *buffer = inner + ROWS * I, *other = buffer + ROWS * PANEL;
+    float *inner = scratch + ROWS * tiled(A > H ? A : H), *buffer = inner + ROWS * I, *other = buffer + ROWS * PANEL;
     for (int64_t n = first; n < last; n += ROWS) {
         const int R = (int)least(ROWS, last - n);
         for (int r = 0; r < R; r++)
-            for (int64_t i = 0; i < A; i++) scratch[i * R + r] = o[(n + r) * A + i];
+            for (int64_t i = 0; i < A; i += LANES)
+                memcpy(scratch + i * R + r * LANES, o + (n + r) * A + i, least(LANES, A - i) * sizeof(float));
         add_product(R, scratch, wo, A, x + n * H, H, buffer);
         normed(R, x + n * H, norm, scratch, H, eps);
         for (int64_t m = 0; m < I; m += PANEL) {
@@ -319,8 +328,7 @@ void ajet_out(float *x, const float *o, const float *wo, const float *norm, cons
             for (int r = 0; r < R; r++)
                 for (int64_t i = 0; i < PANEL; i += LANES) {
                     const vec g = *(const vec_u *)(buffer + r * PANEL + i), u = *(const vec_u *)(other + r * PANEL + i);
-                    const vec y = g / (splat(1.0f) + vexp(-g)) * u;
-                    for (int64_t l = 0; l < LANES; l++) inner[(m + i + l) * R + r] = y[l];
+                    *(vec_u *)(inner + (m + i) * R + r * LANES) = g / (splat(1.0f) + vexp(-g)) * u;
                 }
         }
         add_product(R, inner, down, I, x + n * H, H, buffer);

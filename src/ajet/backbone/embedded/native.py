@@ -261,7 +261,7 @@ class NativeForward:
         shape, packed = self._shape, self._packed
         assert packed is not None
         return _ROWS * max(
-            K * BLOCK + shape.head_dim, max(shape.heads * shape.head_dim, shape.hidden) + packed.inner + 64
+            K * BLOCK + shape.head_dim, max(shape.heads * shape.head_dim, shape.hidden) + BLOCK + packed.inner + 64
         )
 
     def _room(self, N: int, B: int, K: int, more: int = 0) -> int:

@@ -177,6 +177,7 @@ class PagedKV:
     def forget(self) -> None:
         """Forget all cached content. Blocks in use stay with their users, who must compute them again."""
         self._free += list(self._idle)
+        self._free.sort(reverse=True)  # what is taken together lies together
         self._idle.clear()
         self._by_content.clear()
         self._content.clear()
