@@ -181,7 +181,7 @@ JOB = [
     Row(
         "two jobs", "script", T("Two clients with different jobs", "两个客户端的任务不同"),
         "The engine is ROLLING with another job (they differ in rollout.num_repeat). Use that job, or end it first: `ajet-swarm "
-        "stop…`, or auto_sync_train_config_and_start_engine(job, force_restart=True).\n  rollout.num_repeat: 2 runs, 3 asked for",
+        "stop --swarm-url …`, or auto_sync_train_config_and_start_engine(job, force_restart=True).\n  rollout.num_repeat: 2 runs, 3 asked for",
         T("Give all clients of one server the same job.", "同一服务器的所有客户端使用同一个任务。"),
     ),
     Row(

@@ -245,10 +245,8 @@ class PeriodicDrainThreadPoolExecutor:
 
     def _raise_if_all_failed(self, runs: list[_Run]) -> None:
         if runs and all(run.outcome in _HOPELESS for run in runs):
-            error = runs[0].error
-            if error is not None:
-                self._stop("every run failed")
-                raise error
+            self._stop("every run failed")
+            raise runs[0].error or AjetError(NO_OUTPUT_HINT)
 
     def _wind_down(self) -> None:
         """Training is finished: give back open training episodes, let eval ones end, wait a little for the threads."""
@@ -333,7 +331,7 @@ class PeriodicDrainThreadPoolExecutor:
         if outcome is Outcome.BUG and error is not None:
             self._log.show(error)
         if outcome is Outcome.SUCCEEDED and run.scope.without_output and not run.scope.reported:
-            run.error, outcome = AjetError(NO_OUTPUT_HINT), Outcome.NO_OUTPUT
+            outcome = Outcome.NO_OUTPUT
         self._settle(run, outcome, result=result, error=error)
 
     def _settle(
@@ -342,7 +340,7 @@ class PeriodicDrainThreadPoolExecutor:
         with self._changed:
             if run.outcome is not None:
                 return
-            run.outcome, run.error = outcome, error or run.error
+            run.outcome, run.error = outcome, error
             self._running.discard(run)
             self._counts[counted or outcome.value] += 1
             if outcome is Outcome.FINISHED:

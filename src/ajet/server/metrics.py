@@ -26,8 +26,9 @@ ZERO_STEPS = 3
 def batch_metrics(batch: BatchFormed, episodes: list[BatchEpisode]) -> dict[str, Any]:
     """Rewards, success and the environment's own numbers, averaged over a batch's episodes."""
     successes = [float(e.done.body["is_success"]) for e in episodes if e.done.body.get("is_success") is not None]
+    rewards = [mean_reward(e.done.body["rewards"]) for e in episodes]
     found: dict[str, Any] = {
-        "reward/mean": _mean([mean_reward(e.done.body["rewards"]) for e in episodes]),
+        "reward/mean": _mean(rewards),
         "pool/groups": len(episodes) // batch.num_repeat,
         "pool/episodes": len(episodes),
         "tokens/sampled": sum(e.done.body.get("sampled", 0) for e in episodes),
@@ -36,12 +37,12 @@ def batch_metrics(batch: BatchFormed, episodes: list[BatchEpisode]) -> dict[str,
     if successes:
         found["win_rate"] = _mean(successes)
     shares: dict[str, list[float]] = {}
-    for episode in episodes:
-        shares.setdefault(episode.lease.share, []).append(mean_reward(episode.done.body["rewards"]))
+    for episode, reward in zip(episodes, rewards, strict=True):
+        shares.setdefault(episode.lease.share, []).append(reward)
     if set(shares) != {""}:
-        for share, rewards in sorted(shares.items()):
-            found[f"share/{share or 'others'}/groups"] = len(rewards) // batch.num_repeat
-            found[f"share/{share or 'others'}/reward/mean"] = _mean(rewards)
+        for share, of_share in sorted(shares.items()):
+            name = f"share/{share or 'others'}"
+            found |= {f"{name}/groups": len(of_share) // batch.num_repeat, f"{name}/reward/mean": _mean(of_share)}
     numbers: dict[str, list[float]] = {}
     for episode in episodes:
         for key, value in (episode.done.body.get("log_metrics") or {}).items():

@@ -114,7 +114,7 @@ def test_once_without_a_server_says_so_in_one_line_and_exits_1(server):
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.decode() == (
         f"ajet-swarm: No answer from {server.url}: Connection refused. "
-        f"Start the server (ajet-swarm start --swarm-port {server.port}), or correct the address.\n"
+        f"Nothing listens there. Start the server (ajet-swarm start --swarm-port {server.port}), or correct the address.\n"
     )
 
 

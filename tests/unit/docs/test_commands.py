@@ -123,21 +123,21 @@ def _check_python(words: list[str], command: Command) -> None:
             assert spec, f"{command.where}: {words[1]} cannot be run"
         origin = Path(spec.origin or "")
         files = origin.parent.glob("*.py") if origin.name == "__main__.py" else [origin]
-        text = "".join(file.read_text(encoding="utf-8") for file in files)
+        text = own = "".join(file.read_text(encoding="utf-8") for file in files)
         flags = words[2:]
     else:
         if not words[0].startswith("tutorial/"):
             assert not (ROOT / words[0]).parent.is_dir() or (ROOT / words[0]).is_file(), f"{command.where}: {words[0]}"
             return
         assert (ROOT / words[0]).is_file(), f"{command.where}: {words[0]} is not there"
-        text, flags = _source(words[0]), words[1:]
+        own, flags = _source(words[0]), words[1:]
         folder = (ROOT / words[0]).parent
-        text += "".join(p.read_text() for p in folder.glob("*.py"))
+        text = "".join(p.read_text() for p in folder.glob("*.py"))
     for word in flags:
         if word.startswith("--"):
             name = word.partition("=")[0]
             given = rf"arguments\([^)]*\b{name[2:].replace('-', '_')}="  # tutorial/swarm_clients: an option a keyword
-            assert f'"{name}"' in text or re.search(given, text), f"{command.where}: {words[0]} knows no {name}"
+            assert f'"{name}"' in text or re.search(given, own), f"{command.where}: {words[0]} knows no {name}"
 
 
 def _check_make(words: list[str], command: Command) -> None:

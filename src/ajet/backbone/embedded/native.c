@@ -226,7 +226,7 @@ void ajet_attend(const float *qkv, float *out, const float *pool_k, const float 
         }
 }
 
-/* R rows of K numbers as panel_rows reads them, "tiled": [K / 16][R][16]; of the last sixteen only what there is. */
+/* K up to whole lanes: the numbers that a row of K takes where rows are "tiled", [K / 16][R][16], as panel_rows reads them. */
 INLINE int64_t tiled(int64_t K) { return (K + LANES - 1) / LANES * LANES; }
 
 /* buffer [R][32] = R tiled rows of a times one panel [K][32] of packed weights. */
@@ -376,7 +376,7 @@ void ajet_pass(const model *m, const int32_t *ids, const int32_t *tables, int64_
 static int32_t draw_row(const float *logits, int64_t V, float temperature, double uniform, float *chances,
                         float *logprob) {
     const float by = temperature > 0 ? temperature : 1.0f;
-    const int64_t padded = (V + LANES - 1) / LANES * LANES;
+    const int64_t padded = tiled(V);
     memcpy(chances, logits, V * sizeof(float));
     for (int64_t i = V; i < padded; i++) chances[i] = -INFINITY;
     vec tops = splat(-INFINITY), finite = splat(0);

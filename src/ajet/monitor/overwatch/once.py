@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from ajet.client.advice import start_command
+from ajet.client.advice import unreachable
 from ajet.monitor.overwatch.drawing import ASCII
 from ajet.monitor.overwatch.feed import Feed, View
 from ajet.monitor.overwatch.frame import frame, summary
@@ -32,7 +32,7 @@ def once(url: str) -> None:
     view = asyncio.run(_look(url))
     if view.status is None:
         raise ServerUnreachable(
-            f"No answer from {view.url}: {view.why}. Start the server ({start_command(view.url)}), or correct the address."
+            f"No answer from {view.url}: {view.why}. {unreachable(view.url, ConnectionError(view.why))}"
         )
     _print(frame(view, _width()))
 
