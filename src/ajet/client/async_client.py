@@ -7,7 +7,6 @@ One instance belongs to one event loop. Training being finished is a plain ``Tra
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import threading
 import time
@@ -245,15 +244,7 @@ class AsyncSwarmClient:
         for task in (self._heartbeat, self._watching):
             if task is not None:
                 task.cancel()
-        deadline = time.monotonic() + EXIT_BUDGET_S
-        for episode in self._operations.leases.ids():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            await self._run(self._operations.abort(episode, "client closed: the episode was still open", left))
-        if self._operations.leases.beat_s is not None:
-            with contextlib.suppress(AjetError, ConnectionFault):
-                await self._run(self._operations.goodbye())
+        await self._run(self._operations.leave(EXIT_BUDGET_S))
         await self._transport.close()
         await self._beats.close()
 

@@ -6,13 +6,12 @@ Functions that hold no client: the heartbeat and the exit outlive the object tha
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ajet.client.exchange import ConnectionFault, Operation, Pause
+from ajet.client.exchange import DEAF_S, ConnectionFault, Operation, Pause
 from ajet.client.heartbeat import HeartbeatThread
 from ajet.client.operations import LONG_POLL_S, Operations
 from ajet.client.settings import Settings
@@ -32,7 +31,7 @@ def drive(operation: Operation[T], transport: BlockingTransport, closed: threadi
         effect = next(operation)
         while True:
             if isinstance(effect, Pause):
-                if closed.wait(effect.seconds):
+                if _closed_within(closed, effect.seconds):
                     operation.close()
                     raise AjetError("This client was closed while a call waited.")
                 effect = operation.send(None)
@@ -45,6 +44,18 @@ def drive(operation: Operation[T], transport: BlockingTransport, closed: threadi
                 effect = operation.send(reply)
     except StopIteration as done:
         return done.value
+
+
+def _closed_within(closed: threading.Event, seconds: float) -> bool:
+    """Sleep for ``seconds``; whether the client was closed meanwhile. Not ``closed.wait``: Ctrl-C inside it can leave the
+    event's lock held, and the exit needs it."""
+    deadline = time.monotonic() + seconds
+    while not closed.is_set():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(left, DEAF_S))
+    return True
 
 
 def abort_quietly(
@@ -100,15 +111,7 @@ def close(
     transports: tuple[BlockingTransport, ...],
 ) -> None:
     heartbeat.stop()
-    deadline = time.monotonic() + EXIT_BUDGET_S
-    for episode in operations.leases.ids():
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        abort_quietly(operations, transports[0], closed, episode, "client closed: the episode was still open", left)
-    if operations.leases.beat_s is not None:
-        with contextlib.suppress(AjetError, ConnectionFault):
-            drive(operations.goodbye(), transports[0], closed)
+    drive(operations.leave(EXIT_BUDGET_S), transports[0], closed)
     closed.set()
     for transport in transports:
         transport.close()

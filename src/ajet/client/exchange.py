@@ -29,6 +29,8 @@ DISK_PATIENCE = 144
 """A server that answers that its disk is full is waited for so many times longer (a day, by default): it is there, what
 it was told before is safe, and making room takes a human."""
 NOTICE_EVERY_S = 15.0
+DEAF_S = 0.5
+"""Longest single wait of a thread that Ctrl-C should reach: Python sees a signal that came just before a wait after it."""
 
 
 @dataclass(frozen=True)

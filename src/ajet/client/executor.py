@@ -28,6 +28,7 @@ from typing import Any
 
 from ajet.client.advice import NO_OUTPUT_HINT
 from ajet.client.error_log import ErrorLog
+from ajet.client.exchange import DEAF_S
 from ajet.client.finish import StopTraining
 from ajet.client.outcome import Outcome, outcome_of
 from ajet.client.scope import WorkerScope, current_scope
@@ -222,8 +223,8 @@ class PeriodicDrainThreadPoolExecutor:
                     if condition():
                         return
                     deadlines = [run.deadline for run in self._running if run.deadline is not None]
-                    left = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-                    self._changed.wait(left)
+                    left = max(0.0, min(deadlines) - time.monotonic()) if deadlines else DEAF_S
+                    self._changed.wait(min(left, DEAF_S))
                     now = time.monotonic()
                     hung = [run for run in self._running if run.deadline is not None and run.deadline <= now]
                 for run in hung:
@@ -260,10 +261,10 @@ class PeriodicDrainThreadPoolExecutor:
             with self._changed:
                 while self._running:
                     waits_for_eval = any(run.scope.holds_eval for run in self._running)
-                    left = None if waits_for_eval else deadline - time.monotonic()
-                    if left is not None and left <= 0:
+                    left = DEAF_S if waits_for_eval else deadline - time.monotonic()
+                    if left <= 0:
                         break
-                    self._changed.wait(left)
+                    self._changed.wait(min(left, DEAF_S))
                 late = list(self._running)
         except KeyboardInterrupt:
             self._stop("interrupted by the user")

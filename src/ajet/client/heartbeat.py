@@ -21,29 +21,32 @@ class HeartbeatThread:
     def __init__(self, leases: OpenEpisodes, beat: Callable[[list[str]], bool]) -> None:
         self._leases = leases
         self._beat = beat
-        self._wake = threading.Condition()
+        self._lock = threading.RLock()
+        """Entered directly, never through the condition: Ctrl-C would find a step of Python between taking and holding it."""
+        self._wake = threading.Condition(self._lock)
         self._changed = False
         self._stopped = False
         self._thread: threading.Thread | None = None
         leases.on_change = self._on_change
 
     def _on_change(self) -> None:
-        with self._wake:
+        with self._lock:
             self._changed = True
             if self._thread is None and not self._stopped:
-                self._thread = threading.Thread(target=self._run, name="ajet-heartbeat", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="ajet-heartbeat", daemon=True)
+                thread.start()
+                self._thread = thread  # only now: one that Ctrl-C kept from starting beats for nobody
             self._wake.notify_all()
 
     def stop(self) -> None:
-        with self._wake:
+        with self._lock:
             self._stopped = True
             self._wake.notify_all()
 
     def _run(self) -> None:
         last, failed = time.monotonic(), False
         while True:
-            with self._wake:
+            with self._lock:
                 if self._stopped:
                     return
                 interval = self._leases.interval_s()

@@ -16,6 +16,7 @@ from ajet.client.scope import current_scope
 from ajet.client.steps import StepLines
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import (
+    AjetError,
     EngineFailed,
     EngineUnavailable,
     EpisodeGone,
@@ -46,6 +47,7 @@ from ajet.schema.wire import (
 API = "/swarm/v1"
 LONG_POLL_S = 30.0
 ABORT_BUDGET_S = 30.0
+CLOSED = "client closed: the episode was still open"
 SERVING = (EngineState.ROLLING, EngineState.UPDATING, EngineState.FINISHED)
 
 
@@ -74,6 +76,8 @@ class Operations(Exchange):
         """The part of each batch that this client plays for."""
         self.debug = False
         """Every episode will be aborted."""
+        self._took_part = False
+        """The server may hold something for this client."""
 
     # ── job and engine ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -177,6 +181,7 @@ class Operations(Exchange):
             **{name: value for name, value in also.items() if value is not None},
         )
         call = Call("POST", f"{API}/episodes", as_json(request, only_set=True), wait_s=LONG_POLL_S)
+        self._took_part = True
         began = self._clock()
         absent = Backoff(self.retry_budget_s)
         while True:
@@ -292,10 +297,32 @@ class Operations(Exchange):
             self.notice(f"agree_sync_weight() changes nothing here. {answer.message}")
         return answer.model_dump(mode="json")
 
-    def goodbye(self) -> Operation[None]:
-        """The client takes part no longer. One try: who says nothing is let go of for its silence."""
-        request = HeartbeatRequest(client_id=self.client_id, episodes=[], leaving=True)
-        yield Call("POST", f"{API}/heartbeat", as_json(request))
+    def leave(self, budget_s: float) -> Operation[None]:
+        """End the client's part within ``budget_s`` seconds: the server is told once, and aborts what is open.
+
+        That includes what was granted as the client was interrupted. What a server that does not know this leaves open is
+        aborted one by one; what cannot be told in time ends by its silence. Raises nothing.
+        """
+        if not self._took_part:
+            return
+        self._took_part = False
+        deadline = self._clock() + budget_s
+        episodes = self.leases.ids()
+        request = HeartbeatRequest(client_id=self.client_id, episodes=episodes, leaving=True)
+        call = Call("POST", f"{API}/heartbeat", as_json(request), limit_s=budget_s)
+        try:
+            reply = yield from self.request(call, budget_s if episodes else 0.0)
+            gone = read(HeartbeatAnswer, reply.body).gone
+        except AjetError as err:
+            if episodes:
+                which = f"episode {episodes[0]} is" if len(episodes) == 1 else f"{len(episodes)} episodes are"
+                self.notice(f"could not tell the server that {which} given back; leases will expire ({err.message})")
+            return
+        for episode in episodes:
+            self.leases.remove(episode, CLOSED)
+            left = deadline - self._clock()
+            if episode not in gone and left > 0:
+                yield from self.abort(episode, CLOSED, left)
 
     def heartbeat(self, episodes: list[str]) -> Operation[HeartbeatAnswer]:
         """One beat for ``episodes``, without retries; leases the server has ended are forgotten."""

@@ -1,7 +1,8 @@
 """HTTP under the operations: kept-alive connections, one SSL context a process, no secrets in what is raised.
 
 Connections are taken from a stack and put back; one shared pool that looks at every connection on every request costs
-more than the requests where 200 are open. Threads talk through the standard library's ``http.client``, at a quarter of
+more than the requests where 200 are open. Ctrl-C may strike between any two steps: a connection whose exchange was cut
+short is never used again, no lock stays held, and no wait is deaf to it for more than ``DEAF_S``. Threads talk through the standard library's ``http.client``, at a quarter of
 the CPU time of an ``httpx`` request, and through ``httpx`` where a proxy stands between; coroutines always do.
 """
 
@@ -14,6 +15,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
@@ -21,7 +23,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from ajet.client.exchange import Call, ConnectionFault, Reply
+from ajet.client.exchange import DEAF_S, Call, ConnectionFault, Reply
 from ajet.schema.endpoint import is_loopback_url
 from ajet.schema.errors import AjetError
 
@@ -122,11 +124,12 @@ class _Direct:
         try:
             self._open(*_timeouts(call))
             self._http.request(call.method, path, call.content, headers)
-            response = self._http.getresponse()
-            if response.length is None and not response.chunked:
-                # http.client takes a head that was cut off for a whole one.
-                raise http.client.IncompleteRead(b"")
-            return _reply(response.status, response.read(), response.headers.get("retry-after"))
+            _await_answer(self._http.sock, _timeouts(call)[0])
+            with self._http.getresponse() as response:  # closed here: its finalizer would swallow a Ctrl-C
+                if response.length is None and not response.chunked:
+                    # http.client takes a head that was cut off for a whole one.
+                    raise http.client.IncompleteRead(b"")
+                return _reply(response.status, response.read(), response.headers.get("retry-after"))
         except (http.client.HTTPException, OSError, ValueError) as err:
             self._http.close()
             raise _fault(err) from err
@@ -161,13 +164,24 @@ class _Proxied:
         self._http.close()
 
 
-def _readable(sock: Any) -> bool:
-    """Whether an idle connection has something to say: that it was closed, or nonsense."""
+def _readable(sock: Any, within_s: float = 0.0) -> bool:
+    """Whether a connection has something to say; an idle one only that it was closed, or nonsense."""
     poll = select.poll() if hasattr(select, "poll") else None
     if poll is None:
-        return bool(select.select([sock], [], [], 0)[0])
+        return bool(select.select([sock], [], [], within_s)[0])
     poll.register(sock, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(within_s * 1000))
+
+
+def _await_answer(sock: Any, timeout_s: float) -> None:
+    """Return as soon as an answer begins; Ctrl-C is seen meanwhile. Raises ``TimeoutError``."""
+    deadline = time.monotonic() + timeout_s
+    while not (isinstance(sock, ssl.SSLSocket) and sock.pending()):
+        left = deadline - time.monotonic()
+        if _readable(sock, max(0.0, min(left, DEAF_S))):
+            return
+        if left <= 0:
+            raise TimeoutError("timed out")
 
 
 def _has_proxy(server_url: str) -> bool:
@@ -184,39 +198,48 @@ class BlockingTransport:
     def __init__(self, server_url: str, api_key: str | None, pool_size: int) -> None:
         self._where = server_url, api_key
         self._kind = _Proxied if _has_proxy(server_url) else _Direct
-        self._slots = threading.Semaphore(pool_size)
+        # The lock is entered directly: a condition's or a semaphore's ``with`` has a step of Python after it took it.
         self._lock = threading.Lock()
+        self._free = threading.Condition(self._lock)
+        self._left = pool_size
         self._idle: list[_Connection] = []
         self._closed = False
 
     def send(self, call: Call) -> Reply:
         """Raises :class:`ConnectionFault` where there is no reply."""
-        with self._slots:
-            connection = self._take()
-            try:
-                return connection.send(call)
-            finally:
-                self._put_back(connection)
-
-    def _take(self) -> _Connection:
-        with self._lock:
-            if self._closed:
-                raise AjetError(_CLOSED)
-            if self._idle:
-                return self._idle.pop()
-        return self._kind(*self._where)
-
-    def _put_back(self, connection: _Connection) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(connection)
-                return
-        connection.close()
+        connection: _Connection | None = None
+        mine = whole = False
+        try:
+            with self._lock:
+                while self._left < 1 and not self._closed:
+                    self._free.wait(DEAF_S)
+                if self._closed:
+                    raise AjetError(_CLOSED)
+                self._left -= 1
+                mine = True  # without a call in between Ctrl-C finds no way in
+                if self._idle:
+                    connection = self._idle.pop()
+            if connection is None:
+                connection = self._kind(*self._where)
+            reply = connection.send(call)
+            whole = True
+            return reply
+        finally:
+            if mine:
+                with self._lock:
+                    self._left += 1
+                    if whole and not self._closed:
+                        self._idle.append(connection)  # type: ignore[arg-type]  # it has just answered
+                        connection = None
+                    self._free.notify()
+                if connection is not None:
+                    connection.close()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
+            self._free.notify_all()
         for connection in idle:
             connection.close()
 

@@ -185,8 +185,9 @@ class AbortAnswer(Wire):
 
 class HeartbeatRequest(WireRequest):
     """``POST /heartbeat``. With ``episodes`` only those are kept alive (a lease whose grant never reached the client
-    then ends by silence); without it all of the client's. With ``leaving`` the client says goodbye: from now on it does not
-    take part (its open episodes are not ended by it)."""
+    then ends by silence); without it all of the client's. With ``leaving`` the client says goodbye, for good: it takes part no
+    longer, its requests for episodes wait no longer, and all episodes it has open are aborted, those included whose grant
+    never reached it."""
 
     client_id: ClientId
     episodes: Annotated[list[str], Field(max_length=100_000)] | None = None

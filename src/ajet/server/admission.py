@@ -5,6 +5,7 @@ Promises:
 - Journal first: a lease is answered only after its record is durable.
 - A repeated request id gets the first grant again, also after a restart, and when that episode has ended; a request whose
   every waiter has gone gives its place up, so no lease is granted to nobody.
+- A client that said goodbye is granted nothing any more.
 - First come, first served, within ``max_env_worker``; between clients that share batches, as
   :mod:`ajet.server.sharing` says.
 
@@ -24,7 +25,7 @@ from ajet.pool import journal_read
 from ajet.pool.journal import Journal
 from ajet.pool.leases import Lease, LeaseBook
 from ajet.pool.records import LeaseOpened
-from ajet.schema.errors import DiskRefused
+from ajet.schema.errors import DiskRefused, EpisodeGone
 from ajet.schema.wire import BeginRequest, EpisodeKind
 from ajet.server.episode import OpenEpisode
 from ajet.server.sharing import Sharing
@@ -47,6 +48,10 @@ class Ticket:
 
 def _nothing(_: OpenEpisode) -> None:
     pass
+
+
+def _goodbye(client: str) -> EpisodeGone:
+    return EpisodeGone(f"Client {client} was closed, so it can begin no episode. Make a new client.")
 
 
 @dataclass
@@ -75,6 +80,7 @@ class Admission:
     _tickets: dict[str, Ticket] = field(default_factory=dict)
     _by_request: OrderedDict[tuple[str, str], OpenEpisode] = field(default_factory=OrderedDict)
     _grants: set[asyncio.Task[None]] = field(default_factory=set)
+    _left: dict[str, None] = field(default_factory=dict)
     now: Callable[[], float] = time.monotonic
 
     def remember(self, episode: OpenEpisode) -> None:
@@ -88,7 +94,10 @@ class Admission:
 
         Raises:
             InvalidRequest: see :meth:`Sharing.share_of`. DiskRefused: the lease could not be recorded.
+            EpisodeGone: the client said goodbye.
         """
+        if request.client_id in self._left:
+            raise _goodbye(request.client_id)
         self.sharing.join(request)
         known = self._by_request.get((request.client_id, request.request_id))
         if known is not None:
@@ -191,8 +200,20 @@ class Admission:
 
     def refuse_waiting(self, kinds: tuple[EpisodeKind, ...], error: Callable[[], Exception]) -> None:
         """Answer all that wait for a lease of ``kinds`` with an error."""
+        self._refuse(lambda request: request.kind in kinds, error)
+
+    async def leave(self, client: str) -> None:
+        """``client`` said goodbye. Returns when no grant of its is being written."""
+        self._left[client] = None
+        while len(self._left) > REMEMBERED:
+            del self._left[next(iter(self._left))]
+        self._refuse(lambda request: request.client_id == client, lambda: _goodbye(client))
+        if any(ticket.request.client_id == client for ticket in self._tickets.values()):
+            await self.settled()
+
+    def _refuse(self, which: Callable[[BeginRequest], bool], error: Callable[[], Exception]) -> None:
         for key, ticket in list(self._tickets.items()):
-            if ticket.request.kind in kinds and self.leases.withdraw(key, ticket.request.kind):
+            if which(ticket.request) and self.leases.withdraw(key, ticket.request.kind):
                 del self._tickets[key]
                 self.sharing.forget(key)
                 if not ticket.granted.done():

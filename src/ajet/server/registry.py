@@ -338,12 +338,22 @@ class Registry:
 
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def heartbeat(self, client: str, episodes: list[str] | None, leaving: bool = False) -> tuple[int, list[str]]:
-        if leaving:
-            self.sharing.leave(client)
-        else:
-            self.sharing.sign(client)
+    def heartbeat(self, client: str, episodes: list[str] | None) -> tuple[int, list[str]]:
+        self.sharing.sign(client)
         return self.leases.heartbeat(client, episodes, self.now())
+
+    async def leave(self, client: str) -> None:
+        """The client said goodbye: what it has open is aborted, also what it was just granted, and it is granted no more.
+
+        Raises :class:`DiskRefused`; what could not be ended then ends by its silence.
+        """
+        self.sharing.leave(client)
+        await self.admission.leave(client)
+        mine = [episode.id for episode in self.open.values() if episode.opened.client == client]
+        left = AbortRequest(request_id="goodbye", reason="client closed: the episode was still open")
+        for result in await asyncio.gather(*(self.abort(one, left) for one in mine), return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, EpisodeGone):
+                raise result
 
     def somebody_came_or_went(self) -> None:
         """Who takes part has changed, or who agrees: what waits for that is looked at again."""

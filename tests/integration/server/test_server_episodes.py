@@ -446,3 +446,35 @@ def test_a_check_is_a_sign_of_life(rolling):
     assert rolling.post(f"/episodes/{begun['episode_id']}/check", body).status_code == 200
     expire_now(rolling, 200)
     assert rolling.end(begun["episode_id"], "t").status_code == 200
+
+
+def test_a_goodbye_gives_everything_of_the_client_back_also_what_it_was_never_told_of(serve):
+    with serve() as swarm:
+        swarm.start(job(rollout__max_env_worker=4))
+        ended, known, untold = (swarm.begin(client_id="leaves") for _ in range(3))
+        others = swarm.begin(client_id="stays")
+        swarm.say(ended)
+        assert swarm.end(ended["episode_id"], "t").status_code == 200
+        swarm.begin(client_id="leaves", kind="eval")
+        swarm.begin(client_id="leaves")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(
+                swarm.post, "/episodes", {"client_id": "leaves", "request_id": "waits", "wait_s": DEADLINE_S}
+            )
+            leases, changed = swarm.app.engine.experiment.registry.leases, swarm.app.engine.changed
+            while not leases.waiting("train"):
+                swarm.call(lambda: changed.wait_until(lambda: leases.waiting("train") == 1, 0.02))
+            goodbye = {"client_id": "leaves", "episodes": [known["episode_id"]], "leaving": True}
+            answer = swarm.post("/heartbeat", goodbye)
+            refused = waits.result(DEADLINE_S)
+        assert answer.status_code == 200
+        assert "client closed" in answer.json()["gone"][known["episode_id"]]
+        assert (refused.status_code, refused.json()["error"]["code"]) == (410, "episode_gone")
+        left = swarm.get("/episodes").json()["episodes"]
+        assert [one["episode_id"] for one in left] == [others["episode_id"]]
+        assert drops(swarm)["aborted"] == 3
+        assert "client closed" in swarm.end(untold["episode_id"], "t").json()["error"]["message"]
+        assert swarm.status()["pool"]["episodes_finished"] == 1, "what was acknowledged stands"
+        late = swarm.post("/episodes", {"client_id": "leaves", "request_id": "late", "wait_s": 0})
+        assert late.status_code == 410
+        assert swarm.post("/heartbeat", goodbye).status_code == 200, "a repeat is fine"

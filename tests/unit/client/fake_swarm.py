@@ -59,6 +59,7 @@ class FakeSwarm:
         self.connections = 0
         self.faults: dict[str, list[Any]] = defaultdict(list)
         self.refuse_result: str | None = None
+        self.knows_goodbye = True
         self.retry_after: str | None = None
         self.http = _Server(("127.0.0.1", port), _Handler)
         self.http.swarm = self
@@ -149,6 +150,9 @@ class FakeSwarm:
         if route == "/heartbeat":
             if body.get("leaving"):
                 self.goodbyes.append(body["client_id"])
+                own = [e for e in self.open if self.granted[e]["client_id"] == body["client_id"]]
+                for episode in own if self.knows_goodbye else []:
+                    self.abort(episode, {"reason": "client closed: the episode was still open"})
             self.beats.append((time.monotonic(), body["episodes"]))
             gone = {e: self.gone_reason(e) for e in body["episodes"] if e not in self.open}
             return 200, {"alive": len(self.open), "gone": gone, "state": self.state, "policy_version": 0}
@@ -161,6 +165,8 @@ class FakeSwarm:
         return self.gone.get(episode) or self.aborted.get(episode) or "ended"
 
     def begin(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if self.knows_goodbye and body["client_id"] in self.goodbyes:
+            raise EpisodeGone("The client was closed.")
         if self.state == "FAILED":
             raise EngineFailed(f"The engine has failed: {self.failure}")
         over = self.finish_after is not None and len(self.ended) >= self.finish_after

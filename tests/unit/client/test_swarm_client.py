@@ -417,18 +417,20 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 def test_importing_the_client_is_light() -> None:
     script = """
 import sys, time
-started = time.process_time()  # a busy machine does not make an import heavier
+started = time.process_time()  # of the processor: a busy machine does not make an import heavier
+import asyncio, httpx, pydantic, urllib.request
+libraries = time.process_time() - started
 import ajet.client
-seconds = time.process_time() - started
+whole = time.process_time() - started
 heavy = {m.split('.')[0] for m in sys.modules} & {'torch', 'fastapi', 'uvicorn', 'starlette', 'transformers', 'numpy', 'openai'}
-print(seconds, sorted(heavy))
+print(whole / libraries, sorted(heavy))
 """
     runs = [
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True) for _ in range(3)
     ]
     outputs = [run.stdout.split(maxsplit=1) for run in runs]
     assert all(heavy.strip() == "[]" for _, heavy in outputs)
-    assert min(float(seconds) for seconds, _ in outputs) < 0.3
+    assert min(float(ratio) for ratio, _ in outputs) < 2.5, "as heavy as what it stands on, and half as much again"
 
 
 def test_auto_start_refuses_an_address_of_another_machine() -> None:

@@ -66,11 +66,20 @@ def test_a_client_that_counts_shows_life_between_episodes_and_says_goodbye(swarm
     assert swarm.goodbyes == [client.client_id]
 
 
-def test_a_client_that_does_not_count_is_quiet_and_says_nothing(swarm: FakeSwarm) -> None:
+def test_a_client_that_only_looked_says_no_goodbye(swarm: FakeSwarm) -> None:
+    with SwarmClient(swarm.url, verbose=False) as looker:
+        looker.get_status()
+    with SwarmClient(swarm.url, verbose=False) as player:
+        episode, _ = player.begin_episode()
+        player.end_episode(TASK, episode, WON)
+    assert swarm.goodbyes == [player.client_id]
+
+
+def test_episodes_that_an_older_server_leaves_open_at_the_goodbye_are_aborted_one_by_one(swarm: FakeSwarm) -> None:
+    swarm.knows_goodbye = False
     with SwarmClient(swarm.url, verbose=False) as client:
-        episode, _ = client.begin_episode()
-        client.end_episode(TASK, episode, WON)
-    assert swarm.goodbyes == []
+        episodes = {client.begin_episode()[0] for _ in range(3)}
+    assert set(swarm.aborted) == episodes
 
 
 @pytest.mark.parametrize("fault", ["cut", "lost", "half", 503, 507])

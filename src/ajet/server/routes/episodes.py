@@ -167,7 +167,11 @@ async def heartbeat(request: Request) -> Response:
     registry = engine.experiment.registry if engine.experiment and not engine.tearing_down else None
     alive, gone = 0, {}
     if registry is not None:
-        alive, missing = registry.heartbeat(beat.client_id, beat.episodes, beat.leaving)
+        if beat.leaving:
+            await registry.leave(beat.client_id)
+            alive, missing = 0, beat.episodes or []
+        else:
+            alive, missing = registry.heartbeat(beat.client_id, beat.episodes)
         for episode in missing[:10_000]:
             try:
                 gone[episode] = (await registry.fate(episode)).reason
@@ -281,6 +285,7 @@ ROUTES = [
         "One sign of life for all of a client's episodes; or its goodbye.",
         request=HeartbeatRequest,
         answer=HeartbeatAnswer,
+        statuses=(200, 507),
     ),
     Route(
         "POST",

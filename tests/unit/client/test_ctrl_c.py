@@ -1,0 +1,94 @@
+"""Ctrl-C at every step at which Python lets a signal in: nothing stays locked, half sent, or open."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from ajet import SwarmClient
+from ajet.client.exchange import Call
+from ajet.client.transport import BlockingTransport
+from tests.unit.client.fake_swarm import FakeSwarm
+
+LONGEST_S = 10.0
+
+
+@pytest.fixture
+def swarm() -> Iterator[FakeSwarm]:
+    fake = FakeSwarm()
+    fake.set_state("ROLLING")
+    yield fake
+    fake.close()
+
+
+def struck(work: Callable[[], Any], step: int) -> bool:
+    """Raise ``KeyboardInterrupt`` at the ``step``-th place inside ``work`` where Python would look for signals: as a
+    function begins, and after each call.
+
+    Returns:
+        Whether it had so many. An interrupt that ``work`` swallows is an error.
+    """
+    seen = 0
+
+    def strike(_frame: FrameType, event: str, _arg: Any) -> None:
+        nonlocal seen
+        if event == "c_call":
+            return
+        seen += 1
+        if seen == step:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    try:
+        sys.setprofile(strike)
+        work()
+    except BaseException as err:  # the standard library may fail over the interrupt, which is then the cause
+        if isinstance(err, KeyboardInterrupt) or isinstance(err.__context__, KeyboardInterrupt):
+            return True
+        raise
+    finally:
+        sys.setprofile(None)
+    assert seen < step, f"the interrupt at step {step} was swallowed"
+    return False
+
+
+def in_time(work: Callable[[], Any]) -> Any:
+    """What ``work`` returns; an error where it hangs."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
+    thread.start()
+    thread.join(LONGEST_S)
+    assert results, "it hangs, or failed"
+    return results[0]
+
+
+def test_a_connection_is_as_good_as_new_after_ctrl_c_at_any_step(swarm: FakeSwarm) -> None:
+    transport = BlockingTransport(swarm.url, None, 1)
+    status, history = Call("GET", "/swarm/v1/status"), Call("GET", "/swarm/v1/metrics/history", params={"since": "0"})
+    transport.send(status)
+    step = 1
+    while struck(lambda: transport.send(status), step):
+        reply = in_time(lambda: transport.send(history))
+        assert reply.body == {"steps": []}, "the answer to what was asked, not to what was cut short"
+        step += 1
+    assert step > 100
+    transport.close()
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_what_was_begun_is_given_back_after_ctrl_c_at_any_step(swarm: FakeSwarm, first: int) -> None:
+    step = 1 + first
+    while True:
+        client = SwarmClient(swarm.url, verbose=False, retry_budget_s=1)
+        more = struck(client.begin_episode, step)
+        in_time(lambda client=client: client.close() or "closed")
+        assert swarm.open == set(), f"Ctrl-C at step {step}"
+        if not more:
+            break
+        step += 12
+    assert step > 200
