@@ -136,3 +136,19 @@ def test_a_long_reply_lets_others_go_first_after_its_turn(qwen2_dir, monkeypatch
     while sampler.busy:
         done += [key for key, _ in sampler.tick()]
     assert done == [1, 2, 0]
+
+
+@pytest.mark.parametrize("common", [(63,), (64, 64, 64, 200, 64, 65, 130, 200), (200, 120, 0, 100, 70, 200, 200, 90)])
+def test_who_shares_a_beginning_is_sampled_as_alone_to_the_last_bit(qwen2_dir, common):
+    """Its keys are fetched once for all; the tokens, and their log-probs, are the same floats."""
+    beginning = prompt(99, 200)
+    prompts = [beginning[:n] + prompt(key, 5 + 3 * key) for key, n in enumerate(common)]
+
+    def ask(keys):
+        sampler, _, _ = make_sampler(qwen2_dir, max_seqs=8)
+        for key in keys:
+            sampler.submit(key, prompts[key], Sampling(max_tokens=30, seed=key, ignore_eos=True))
+        return {key: (chunks[-1].ids, chunks[-1].logprobs) for key, chunks in drain(sampler).items()}
+
+    alone = {key: found for key in range(len(prompts)) for key, found in ask([key]).items()}
+    assert ask(range(len(prompts))) == alone

@@ -18,6 +18,7 @@
 typedef float vec __attribute__((vector_size(64)));
 typedef float vec_u __attribute__((vector_size(64), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(64)));
+#define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE vec splat(float x) { return x - (vec){0}; }
@@ -44,7 +45,7 @@ INLINE vec vexp(vec x) {
     return (vec)((ivec)p & keep);
 }
 
-/* 2^x for x <= 0, relative error below 2e-7; 0 below -126 (where the processor scales by itself, denormal there). A polynomial
+/* 2^x for x <= 0 (where the processor scales by itself, for any x), relative error below 2e-7; 0 below -126 (denormal there). A polynomial
  * of degree 5 over the half around a whole number. */
 INLINE vec vexp2(vec x) {
 #ifdef __AVX512DQ__
@@ -65,6 +66,28 @@ INLINE vec vexp2(vec x) {
     return (vec)_mm512_scalef_ps((__m512)p, (__m512)(x - r));
 #else
     return (vec)(((ivec)p + ((ivec)n << 23)) & keep);
+#endif
+}
+
+INLINE vec larger(vec a, vec b) {
+#ifdef __AVX512DQ__
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    const ivec more = a > b;
+    return (vec)(((ivec)a & more) | ((ivec)b & ~more));
+#endif
+}
+
+/* g / (1 + exp(-g)) * u, relative error below 5e-7. */
+INLINE vec gated(vec g, vec u) {
+#ifdef __AVX512DQ__
+    vec x = g * splat(-1.44269504088896341f);
+    x = (vec)_mm512_min_ps((__m512)x, _mm512_set1_ps(120.0f)); /* so that below stays finite */
+    const vec below = splat(1.0f) + vexp2(x);
+    const vec by = (vec)_mm512_rcp14_ps((__m512)below);
+    return g * u * (by * (splat(2.0f) - below * by));
+#else
+    return g / (splat(1.0f) + vexp(-g)) * u;
 #endif
 }
 
@@ -108,33 +131,37 @@ void ajet_store(float *qkv, float *pool_k, float *pool_v, const int32_t *tables,
     }
 }
 
-/* R queries of one key head, each over its own number of keys. query is [dim][R], already scaled; score has room for
- * [blocks][R][16], so that every loop walks one pointer. Few rows take two or four blocks at once: the adders are never idle. */
-INLINE void attend_rows(const int R, const float *query, float *const *out, const int64_t *keys, const float *pool_k,
-                        const float *pool_v, const int32_t *table, int64_t kv, int64_t head, int64_t dim,
-                        int64_t padded, float *score) {
-    const int side = R <= 3 ? 4 : R <= 6 ? 2 : 1; /* blocks side by side */
-    int64_t most = 0;
-    for (int r = 0; r < R; r++) most = keys[r] > most ? keys[r] : most;
-    const int64_t blocks = (most + LANES - 1) / LANES;
-    vec top[R];
-    for (int r = 0; r < R; r++) top[r] = splat(-INFINITY);
+/* Attention of R queries of one key head in three steps, each of which goes on where an earlier one over other keys stopped: so
+ * queries of several sequences take the keys that they share together, and each then its own, in the same order of additions
+ * as alone. */
+
+/* One step over the keys of `table`, of which query r sees the first keys[r]. query is [dim][R], already scaled; score [blocks][R][16]
+ * is filled in (and up to three blocks more, with -inf), so that every loop walks one pointer; tops [R] are raised. Two or four blocks
+ * go at once: they share the queries, and the adders are never idle. Arrays here have a fixed size: as long as R, the compiler would
+ * keep them in memory. */
+INLINE void score_rows(const int R, const float *query, const int64_t *keys, const float *pool_k, const int32_t *table,
+                       int64_t blocks, int64_t kv, int64_t head, int64_t dim, float *score, vec *tops) {
+    const int side = R <= 3 ? 4 : 2; /* blocks side by side */
+    vec top[ROWS];
+    UNROLL for (int r = 0; r < R; r++) top[r] = tops[r];
     for (int64_t k = 0; k < blocks; k += side) {
-        const float *tile[side]; /* past the last: the last again, and nobody looks */
-        vec acc[side][R];
-        for (int u = 0; u < side; u++) {
+        const float *tile[4]; /* past the last: the last again, unseen */
+        vec acc[4][ROWS];
+        UNROLL for (int u = 0; u < side; u++) {
             tile[u] = pool_k + (table[k + u < blocks ? k + u : blocks - 1] * kv + head) * dim * LANES;
-            for (int r = 0; r < R; r++) acc[u][r] = splat(0);
+            UNROLL for (int r = 0; r < R; r++) acc[u][r] = splat(0);
         }
         for (int64_t d = 0; d < dim; d++) {
             const float *q = query + d * R;
-            for (int u = 0; u < side; u++) {
-                const vec key = *(const vec_u *)(tile[u] + d * LANES);
-                for (int r = 0; r < R; r++) acc[u][r] += key * q[r];
+            vec key[4];
+            UNROLL for (int u = 0; u < side; u++) key[u] = *(const vec_u *)(tile[u] + d * LANES);
+            UNROLL for (int r = 0; r < R; r++) {
+                const vec by = splat(q[r]);
+                UNROLL for (int u = 0; u < side; u++) acc[u][r] += key[u] * by;
             }
         }
-        for (int u = 0; u < side && k + u < blocks; u++)
-            for (int r = 0; r < R; r++) {
+        UNROLL for (int u = 0; u < side; u++)
+            UNROLL for (int r = 0; r < R; r++) {
                 vec s = acc[u][r];
                 int64_t seen = keys[r] - (k + u) * LANES;
                 if (seen < LANES) {
@@ -142,29 +169,41 @@ INLINE void attend_rows(const int R, const float *query, float *const *out, cons
                     const ivec in = lane < ((ivec){0} + (int32_t)(seen < 0 ? 0 : seen));
                     s = (vec)(((ivec)s & in) | ((ivec)splat(-INFINITY) & ~in));
                 }
-                const ivec more = s > top[r];
-                top[r] = (vec)(((ivec)s & more) | ((ivec)top[r] & ~more));
+                top[r] = larger(s, top[r]);
                 *(vec_u *)(score + ((k + u) * R + r) * LANES) = s;
             }
     }
-    vec total[R];
-    for (int r = 0; r < R; r++) {
-        top[r] = splat(max_lanes(top[r]));
-        total[r] = splat(0);
+    UNROLL for (int r = 0; r < R; r++) tops[r] = top[r];
+}
+
+/* score = 2^(score - top), which is added to totals [R]. */
+INLINE void weigh_rows(const int R, int64_t blocks, float *score, const vec *tops, vec *totals) {
+    vec top[ROWS], total[ROWS];
+    UNROLL for (int r = 0; r < R; r++) {
+        top[r] = tops[r];
+        total[r] = totals[r];
     }
     for (int64_t k = 0; k < blocks; k++)
-        for (int r = 0; r < R; r++) {
+        UNROLL for (int r = 0; r < R; r++) {
             float *at = score + (k * R + r) * LANES;
             const vec e = vexp2(*(vec_u *)at - top[r]);
             total[r] += e;
             *(vec_u *)at = e;
         }
-    float inverse[R];
-    for (int r = 0; r < R; r++) inverse[r] = 1.0f / sum_lanes(total[r]);
-    for (int64_t part = 0; part < padded; part += 2 * LANES) {
+    UNROLL for (int r = 0; r < R; r++) totals[r] = total[r];
+}
+
+/* sums += score times values, of the first `most` keys of `table`. sums is [padded / 16][rows], R of them are meant. */
+INLINE void value_rows(const int R, int64_t most, const float *pool_v, const int32_t *table, int64_t kv, int64_t head,
+                       int64_t padded, const float *score, vec *sums, int64_t rows) {
+    const int64_t blocks = (most + LANES - 1) / LANES;
+    for (int64_t part = 0; part < padded; part += 2 * LANES, sums += 2 * rows) {
         const int two = padded - part > LANES;
-        vec low[R], high[R];
-        for (int r = 0; r < R; r++) low[r] = high[r] = splat(0);
+        vec low[ROWS], high[ROWS];
+        UNROLL for (int r = 0; r < R; r++) {
+            low[r] = sums[r];
+            high[r] = two ? sums[rows + r] : splat(0);
+        }
         for (int64_t k = 0; k < blocks; k++) {
             const float *v = pool_v + (table[k] * kv + head) * LANES * padded + part;
             const int64_t count = most - k * LANES < LANES ? most - k * LANES : LANES;
@@ -172,7 +211,7 @@ INLINE void attend_rows(const int R, const float *query, float *const *out, cons
             if (two)
                 for (int64_t j = 0; j < count; j++, v += padded, p++) {
                     const vec a = *(const vec_u *)v, c = *(const vec_u *)(v + LANES);
-                    for (int r = 0; r < R; r++) {
+                    UNROLL for (int r = 0; r < R; r++) {
                         const vec by = splat(p[r * LANES]);
                         low[r] += a * by;
                         high[r] += c * by;
@@ -181,49 +220,154 @@ INLINE void attend_rows(const int R, const float *query, float *const *out, cons
             else
                 for (int64_t j = 0; j < count; j++, v += padded, p++) {
                     const vec a = *(const vec_u *)v;
-                    for (int r = 0; r < R; r++) low[r] += a * p[r * LANES];
+                    UNROLL for (int r = 0; r < R; r++) low[r] += a * p[r * LANES];
                 }
         }
-        for (int r = 0; r < R; r++) {
-            float both[2 * LANES];
-            *(vec_u *)both = low[r] * inverse[r];
-            *(vec_u *)(both + LANES) = high[r] * inverse[r];
-            const int64_t count = dim - part < 2 * LANES ? dim - part : 2 * LANES;
-            memcpy(out[r] + part, both, count * sizeof(float));
+        UNROLL for (int r = 0; r < R; r++) {
+            sums[r] = low[r];
+            if (two) sums[rows + r] = high[r];
+        }
+    }
+}
+
+#define CASES CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#define CASE(n)                                                                                                         \
+    case n:                                                                                                             \
+        score_rows(n, query, keys, pool_k, table, blocks, kv, head, dim, score, tops);                                  \
+        break;
+static void scores(int R, const float *query, const int64_t *keys, const float *pool_k, const int32_t *table,
+                   int64_t blocks, int64_t kv, int64_t head, int64_t dim, float *score, vec *tops) {
+    switch (R) { CASES }
+}
+#undef CASE
+#define CASE(n)                                                                                                         \
+    case n:                                                                                                             \
+        weigh_rows(n, blocks, score, tops, totals);                                                                     \
+        break;
+static void weigh(int R, int64_t blocks, float *score, const vec *tops, vec *totals) {
+    switch (R) { CASES }
+}
+#undef CASE
+#define CASE(n)                                                                                                         \
+    case n:                                                                                                             \
+        value_rows(n, most, pool_v, table, kv, head, padded, score, sums, rows);                                        \
+        break;
+static void values(int R, int64_t most, const float *pool_v, const int32_t *table, int64_t kv, int64_t head,
+                   int64_t padded, const float *score, vec *sums, int64_t rows) {
+    switch (R) { CASES }
+}
+#undef CASE
+
+#define SHARED 4
+/* Blocks from which on it is worth while that sequences take their common keys together. */
+
+/* How many sequences from b on, `most` at most, go together over the *shared blocks with which all of them begin. Each has one query. */
+static int64_t together(const int32_t *tables, int64_t K, const int32_t *start, int64_t b, int64_t most, int64_t *shared) {
+    int64_t common = start[b] / LANES, best = 1, saved = 0;
+    for (int64_t n = 1; n < most; n++) {
+        const int32_t *one = tables + b * K, *other = tables + (b + n) * K;
+        const int64_t full = start[b + n] / LANES;
+        int64_t c = 0;
+        while (c < common && c < full && one[c] == other[c]) c++;
+        common = c;
+        if (common < SHARED) break;
+        if (n * common > saved) {
+            saved = n * common;
+            best = n + 1;
+            *shared = common;
+        }
+    }
+    return best;
+}
+
+/* Attention of n sequences with `each` queries of one key head, over the first `shared` blocks together. Query q [n * each] sees
+ * seen [n * each] keys; sequence i has the blocks tables + i * K. score: see ajet_attend. */
+static void attend_group(int n, int each, const float *const *q, float *const *out, const int64_t *seen, float scale,
+                         const float *pool_k, const float *pool_v, const int32_t *tables, int64_t K, int64_t shared,
+                         int64_t kv, int64_t head, int64_t dim, int64_t padded, float *score) {
+    const int R = n * each;
+    float *query = score + ROWS * LANES * (K + 1), *own[ROWS], *at = score;
+    vec tops[ROWS], totals[ROWS];
+    vec *sums = (vec *)(((uintptr_t)(query + ROWS * dim) + sizeof(vec) - 1) / sizeof(vec) * sizeof(vec));
+    int64_t keys[ROWS], most[ROWS];
+    for (int r = 0; r < R; r++) {
+        tops[r] = splat(-INFINITY);
+        totals[r] = splat(0);
+        keys[r] = shared * LANES;
+    }
+    for (int64_t i = 0; i < R * padded / LANES; i++) sums[i] = splat(0);
+    if (shared) {
+        for (int r = 0; r < R; r++)
+            for (int64_t d = 0; d < dim; d++) query[d * R + r] = q[r][d] * scale;
+        scores(R, query, keys, pool_k, tables, shared, kv, head, dim, score, tops);
+        at += shared * R * LANES;
+    }
+    for (int i = 0; i < n; i++) {
+        most[i] = 0;
+        for (int r = 0; r < each; r++) {
+            for (int64_t d = 0; d < dim; d++) query[d * each + r] = q[i * each + r][d] * scale;
+            keys[r] = seen[i * each + r] - shared * LANES;
+            most[i] = keys[r] > most[i] ? keys[r] : most[i];
+        }
+        const int64_t blocks = (most[i] + LANES - 1) / LANES;
+        own[i] = at;
+        scores(each, query, keys, pool_k, tables + i * K + shared, blocks, kv, head, dim, at, tops + i * each);
+        at += blocks * each * LANES;
+    }
+    for (int r = 0; r < R; r++) tops[r] = splat(max_lanes(tops[r]));
+    if (shared) {
+        weigh(R, shared, score, tops, totals);
+        values(R, shared * LANES, pool_v, tables, kv, head, padded, score, sums, R);
+    }
+    for (int i = 0; i < n; i++) {
+        const int64_t blocks = (most[i] + LANES - 1) / LANES;
+        weigh(each, blocks, own[i], tops + i * each, totals + i * each);
+        values(each, most[i], pool_v, tables + i * K + shared, kv, head, padded, own[i], sums + i * each, R);
+    }
+    for (int r = 0; r < R; r++) {
+        const float inverse = 1.0f / sum_lanes(totals[r]);
+        for (int64_t d = 0; d < dim; d += LANES) {
+            const vec part = sums[d / LANES * R + r] * splat(inverse);
+            if (d + LANES <= dim)
+                *(vec_u *)(out[r] + d) = part;
+            else
+                memcpy(out[r] + d, &part, (dim - d) * sizeof(float));
         }
     }
 }
 
 /* Attention of the new tokens (the last of each sequence only, where only_last) over all cached ones.
- * out is [N, heads * dim], or [B, heads * dim] where only_last. score: room for 12 rows of K blocks, and 12 * dim. */
+ * out is [N, heads * dim], or [B, heads * dim] where only_last. score: room for 12 rows of K + 1 blocks, and 12 * (dim + padded) + 16. */
 void ajet_attend(const float *qkv, float *out, const float *pool_k, const float *pool_v, const int32_t *tables, int64_t K,
                  const int32_t *start, const int32_t *offset, int64_t first, int64_t last, int64_t heads, int64_t kv,
                  int64_t dim, int64_t padded, int64_t only_last, float *score) {
     const int64_t W = (heads + 2 * kv) * dim, share = heads / kv;
     const float scale = 1.44269504088896341f / sqrtf((float)dim); /* scores to base 2 */
-    for (int64_t b = first; b < last; b++)
-        for (int64_t g = 0; g < kv; g++) {
-            const int64_t from = only_last ? offset[b + 1] - 1 : offset[b];
-            const int64_t rows = (offset[b + 1] - from) * share;
+    const float *q[ROWS];
+    float *o[ROWS];
+    int64_t seen[ROWS];
+    for (int64_t b = first, n; b < last; b += n) {
+        int64_t alike = 0, shared = 0; /* sequences from b on with one query each, and blocks that some of them share */
+        while (b + alike < last && alike * share < ROWS && (only_last || offset[b + alike + 1] - offset[b + alike] == 1))
+            alike++;
+        if (alike * share > ROWS) alike--;
+        n = alike > 1 ? together(tables, K, start, b, alike, &shared) : 1;
+        const int64_t begin = only_last || n > 1 ? offset[b + 1] - 1 : offset[b];
+        const int64_t rows = (n > 1 ? n : offset[b + 1] - begin) * share;
+        for (int64_t g = 0; g < kv; g++)
             for (int64_t r0 = 0; r0 < rows; r0 += ROWS) {
                 const int R = rows - r0 < ROWS ? (int)(rows - r0) : ROWS;
-                float *query = score + ROWS * LANES * K;
-                float *o[ROWS];
-                int64_t keys[ROWS];
                 for (int r = 0; r < R; r++) {
-                    const int64_t n = from + (r0 + r) / share, h = g * share + (r0 + r) % share;
-                    const float *q = qkv + n * W + h * dim;
-                    for (int64_t d = 0; d < dim; d++) query[d * R + r] = q[d] * scale;
-                    o[r] = out + ((only_last ? b : n) * heads + h) * dim;
-                    keys[r] = start[b] + (n - offset[b]) + 1;
+                    const int64_t at = (r0 + r) / share, h = g * share + (r0 + r) % share;
+                    const int64_t i = n > 1 ? b + at : b, token = n > 1 ? offset[i + 1] - 1 : begin + at;
+                    q[r] = qkv + token * W + h * dim;
+                    o[r] = out + ((only_last ? i : token) * heads + h) * dim;
+                    seen[r] = start[i] + (token - offset[i]) + 1;
                 }
-#define CASE(n)                                                                                                         \
-    case n:                                                                                                             \
-        attend_rows(n, query, o, keys, pool_k, pool_v, tables + b * K, kv, g, dim, padded, score);                      \
-        break;
-                switch (R) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) }
+                attend_group((int)n, R / (int)n, q, o, seen, scale, pool_k, pool_v, tables + b * K, K, shared, kv, g, dim, padded,
+                             score);
             }
-        }
+    }
 }
 
 /* K up to whole lanes: the numbers that a row of K takes where rows are "tiled", [K / 16][R][16], as panel_rows reads them. */
@@ -231,33 +375,33 @@ INLINE int64_t tiled(int64_t K) { return (K + LANES - 1) / LANES * LANES; }
 
 /* buffer [R][32] = R tiled rows of a times one panel [K][32] of packed weights. */
 INLINE void panel_rows(const int R, const float *a, const float *w, int64_t K, float *buffer) {
-    vec low[R], high[R];
-    for (int r = 0; r < R; r++) low[r] = high[r] = splat(0);
+    vec low[ROWS], high[ROWS];
+    UNROLL for (int r = 0; r < R; r++) low[r] = high[r] = splat(0);
     for (int64_t k = 0; k < K; k += LANES, a += R * LANES) {
         const int64_t count = K - k < LANES ? K - k : LANES;
         for (int64_t l = 0; l < count; l++, w += PANEL) {
             const vec x = *(const vec_u *)w, y = *(const vec_u *)(w + LANES);
-            for (int r = 0; r < R; r++) {
+            UNROLL for (int r = 0; r < R; r++) {
                 const vec by = splat(a[r * LANES + l]);
                 low[r] += x * by;
                 high[r] += y * by;
             }
         }
     }
-    for (int r = 0; r < R; r++) {
+    UNROLL for (int r = 0; r < R; r++) {
         *(vec_u *)(buffer + r * PANEL) = low[r];
         *(vec_u *)(buffer + r * PANEL + LANES) = high[r];
     }
 }
 
 static void panel(int R, const float *a, const float *w, int64_t K, float *buffer) {
-#undef CASE
 #define CASE(n)                                                                                                         \
     case n:                                                                                                             \
         panel_rows(n, a, w, K, buffer);                                                                                 \
         break;
-    switch (R) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12) }
+    switch (R) { CASES }
 }
+#undef CASE
 
 /* a = R rows of x / rms * weight, tiled. */
 static void normed(int R, const float *x, const float *weight, float *a, int64_t H, float eps) {
@@ -279,25 +423,31 @@ static void normed(int R, const float *x, const float *weight, float *a, int64_t
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* out [N, M] = norm(x) times packed weights, plus bias where given; rows first <= n < last. scratch: 12 * (tiled(H) + 32). */
-void ajet_in(const float *x, const float *norm, const float *w, const float *bias, float *out, int64_t first,
-             int64_t last, int64_t H, int64_t M, float eps, float *scratch) {
+/* Columns from <= m < to of ajet_in; `from` is a multiple of 32. */
+static void in_part(const float *x, const float *norm, const float *w, const float *bias, float *out, int64_t first,
+                    int64_t last, int64_t H, int64_t M, int64_t from, int64_t to, float eps, float *scratch) {
     float *buffer = scratch + ROWS * tiled(H);
     for (int64_t n = first; n < last; n += ROWS) {
         const int R = (int)least(ROWS, last - n);
         normed(R, x + n * H, norm, scratch, H, eps);
-        for (int64_t m = 0; m < M; m += PANEL) {
-            const int64_t count = least(PANEL, M - m);
+        for (int64_t m = from; m < to; m += PANEL) {
+            const int64_t count = least(PANEL, to - m);
             panel(R, scratch, w + m * H, H, buffer);
             for (int r = 0; r < R; r++) {
-                float *to = out + (n + r) * M + m, *from = buffer + r * PANEL;
+                float *into = out + (n + r) * M + m, *part = buffer + r * PANEL;
                 if (bias)
-                    for (int64_t i = 0; i < count; i++) to[i] = from[i] + bias[m + i];
+                    for (int64_t i = 0; i < count; i++) into[i] = part[i] + bias[m + i];
                 else
-                    memcpy(to, from, count * sizeof(float));
+                    memcpy(into, part, count * sizeof(float));
             }
         }
     }
+}
+
+/* out [N, M] = norm(x) times packed weights, plus bias where given; rows first <= n < last. scratch: 12 * (tiled(H) + 32). */
+void ajet_in(const float *x, const float *norm, const float *w, const float *bias, float *out, int64_t first,
+             int64_t last, int64_t H, int64_t M, float eps, float *scratch) {
+    in_part(x, norm, w, bias, out, first, last, H, M, 0, M, eps, scratch);
 }
 
 static void add_product(int R, const float *a, const float *w, int64_t K, float *x, int64_t H, float *buffer) {
@@ -328,7 +478,7 @@ void ajet_out(float *x, const float *o, const float *wo, const float *norm, cons
             for (int r = 0; r < R; r++)
                 for (int64_t i = 0; i < PANEL; i += LANES) {
                     const vec g = *(const vec_u *)(buffer + r * PANEL + i), u = *(const vec_u *)(other + r * PANEL + i);
-                    *(vec_u *)(inner + (m + i) * R + r * LANES) = g / (splat(1.0f) + vexp(-g)) * u;
+                    *(vec_u *)(inner + (m + i) * R + r * LANES) = gated(g, u);
                 }
         }
         add_product(R, inner, down, I, x + n * H, H, buffer);
@@ -340,8 +490,12 @@ void ajet_layer(float *x, float *tail, float *qkv, float *o, float *const *w, fl
                 const int32_t *tables, int64_t K, const int32_t *start, const int32_t *offset, const float *cos,
                 const float *sin, int64_t B, int64_t H, int64_t I, int64_t heads, int64_t kv, int64_t dim, int64_t padded,
                 int64_t only_last, float eps, float *scratch) {
-    const int64_t N = offset[B], A = heads * dim;
-    ajet_in(x, w[0], w[1], w[2], qkv, 0, N, H, (heads + 2 * kv) * dim, eps, scratch);
+    const int64_t N = offset[B], A = heads * dim, W = A + 2 * kv * dim, queries = A / PANEL * PANEL;
+    /* Of the last layer only the last tokens' queries are asked for. */
+    const int few = only_last && N > 2 * B;
+    in_part(x, w[0], w[1], w[2], qkv, 0, N, H, W, few ? queries : 0, W, eps, scratch);
+    for (int64_t b = 0; few && b < B; b++)
+        in_part(x, w[0], w[1], w[2], qkv, offset[b + 1] - 1, offset[b + 1], H, W, 0, queries, eps, scratch);
     ajet_store(qkv, pool_k, pool_v, tables, K, start, offset, cos, sin, 0, B, heads, kv, dim, padded);
     ajet_attend(qkv, o, pool_k, pool_v, tables, K, start, offset, 0, B, heads, kv, dim, padded, only_last, scratch);
     if (only_last)

@@ -260,9 +260,8 @@ class NativeForward:
         """Floats that a layer needs beside its rows."""
         shape, packed = self._shape, self._packed
         assert packed is not None
-        return _ROWS * max(
-            K * BLOCK + shape.head_dim, max(shape.heads * shape.head_dim, shape.hidden) + BLOCK + packed.inner + 64
-        )
+        attention = (K + 3) * BLOCK + 2 * shape.head_dim
+        return _ROWS * max(attention, max(shape.heads * shape.head_dim, shape.hidden) + BLOCK + packed.inner + 64)
 
     def _room(self, N: int, B: int, K: int, more: int = 0) -> int:
         """Scratch of ``ajet_pass``, and ``more`` floats."""

@@ -26,6 +26,8 @@ _AHEAD_EACH = 16
 _FRONT_BYTES = 8 << 20
 """Keys and values that the sequences of one decoding pass have together, so that the next pass finds them in the
 processor's cache."""
+_ALIKE = 32
+"""Blocks that sequences have in common from which on they are decoded together: their common keys are fetched once."""
 _TURN = 64
 """Tokens after which a sequence that is decoded before others lets them go first."""
 
@@ -62,6 +64,9 @@ class OnePassSampler(Sampler):
             self._pass([], self._portions(), out)
         steps = self._ahead(front)
         self._make_rooms(front, steps)
+        front.sort(
+            key=lambda r: r.held.blocks
+        )  # who shares a beginning stands together: its keys are fetched once for all
         if steps > 1:
             self._run_ahead(self._still(front), steps, out)
         else:
@@ -74,15 +79,27 @@ class OnePassSampler(Sampler):
         self._stops_S_S[request.slot] = ([*request.stops] + [-1] * STOPS)[:STOPS]
 
     def _front(self) -> list[Request]:
-        """The active sequences to decode now, as many as the processor's cache holds; those that were served longest go last."""
+        """The active sequences to decode now, as many as the processor's cache holds; those that were served longest go last,
+        and who shares a long beginning with one that goes comes along."""
         active = list(self._active.values())
         room = _FRONT_BYTES // self._token_bytes
         lengths = [r.held.length for r in active]
         if sum(lengths) <= room or not self._native.goes_ahead(lengths):
             return active
         active.sort(key=lambda r: (len(r.logprobs) // _TURN, r.order))
-        held = itertools.accumulate(r.held.length for r in active)
-        return active[: max(1, sum(1 for length in held if length <= room))]
+        groups: dict[tuple[int, int], list[Request]] = {}
+        for r in active:
+            blocks = r.held.blocks
+            alike = blocks[_ALIKE] if len(blocks) > _ALIKE else -r.order - 1
+            groups.setdefault((len(r.logprobs) // _TURN, alike), []).append(r)
+        front: list[Request] = []
+        for group in groups.values():
+            for n, r in enumerate(group):
+                room -= r.held.length - (_ALIKE * BLOCK if n else 0)
+                if room < 0 and front:
+                    return front
+                front.append(r)
+        return front
 
     def _still(self, requests: list[Request]) -> list[Request]:
         """Those that have not been sent back to the queue."""

@@ -10,6 +10,7 @@ Letters: B sequences, T new tokens of each, S cached and new tokens (a multiple 
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,11 @@ import torch
 
 BLOCK = 16
 """Tokens of a block."""
+
+
+_Content = tuple[int, bytes]
+"""Serial number of the block before, and a block's tokens, four bytes each."""
+_BYTES = 4 * BLOCK
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,11 @@ class Held:
     """Serial number of the last findable block (0: none)."""
 
 
+def _bytes(ids: Sequence[int]) -> bytes:
+    """Compared and hashed sooner than a tuple of numbers."""
+    return array("i", ids).tobytes()
+
+
 class PagedKV:
     """Pool of KV blocks for one set of weights.
 
@@ -104,8 +115,8 @@ class PagedKV:
             self.v = [torch.zeros(blocks * BLOCK, h, d, device=device, dtype=dtype) for h, d in layers]
         self._free = list(range(blocks - 1, 0, -1))
         self._users = [0] * blocks
-        self._by_content: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._content: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._by_content: dict[_Content, int] = {}
+        self._content: dict[int, _Content] = {}
         self._serial: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._next_serial = 1
@@ -122,18 +133,38 @@ class PagedKV:
     def match(self, ids: Sequence[int]) -> Held:
         """Take hold of the longest cached beginning of ``ids``, leaving at least the last token to compute."""
         held = Held()
-        while (held.named + 1) * BLOCK < len(ids):
-            key = (held.parent, tuple(ids[held.named * BLOCK : (held.named + 1) * BLOCK]))
-            block = self._by_content.get(key)
+        self.extend(held, ids)
+        return held
+
+    def extend(self, held: Held, ids: Sequence[int]) -> int:
+        """Take hold of what is cached of ``ids`` behind the findable blocks of ``held``, in place of blocks of its own.
+        Returns how many tokens need no computing any more."""
+        named, parent, blocks = held.named, held.parent, held.blocks
+        by_content, users, serial, idle = self._by_content, self._users, self._serial, self._idle
+        if not by_content or (named + 1) * BLOCK >= len(ids):
+            return 0
+        first = by_content.get((parent, _bytes(ids[named * BLOCK : (named + 1) * BLOCK])))
+        if first is None:
+            return 0
+        whole = _bytes(ids)
+        for at in range(named, (len(ids) - 1) // BLOCK):
+            block = by_content.get((parent, whole[at * _BYTES : (at + 1) * _BYTES]))
             if block is None:
                 break
-            self._users[block] += 1
-            self._idle.pop(block, None)
-            held.blocks.append(block)
-            held.named += 1
-            held.parent = self._serial[block]
-        held.length = held.named * BLOCK
-        return held
+            if not users[block]:
+                del idle[block]
+            users[block] += 1
+            if at < len(blocks):
+                self._release(blocks[at])
+                blocks[at] = block
+            else:
+                blocks.append(block)
+            parent = serial[block]
+            named += 1
+        held.named, held.parent = named, parent
+        gained = max(0, named * BLOCK - held.length)
+        held.length += gained
+        return gained
 
     def grow(self, held: Held, length: int) -> bool:
         """Give ``held`` room for ``length`` tokens; False (and nothing taken) where the pool cannot."""
@@ -150,28 +181,35 @@ class PagedKV:
 
     def name(self, held: Held, ids: Sequence[int]) -> None:
         """Make the full blocks of ``held`` (whose tokens are ``ids``) findable."""
-        while (held.named + 1) * BLOCK <= held.length:
-            at = held.named
-            key = (held.parent, tuple(ids[at * BLOCK : (at + 1) * BLOCK]))
-            block = self._by_content.get(key)
+        first = held.named
+        new = _bytes(ids[first * BLOCK : held.length // BLOCK * BLOCK])
+        for at in range(len(new) // _BYTES):
+            key = (held.parent, new[at * _BYTES : (at + 1) * _BYTES])
+            block, own = self._by_content.get(key), held.blocks[first + at]
             if block is None:
-                block = held.blocks[at]
+                block = own
                 self._by_content[key] = block
                 self._content[block] = key
                 self._serial[block] = self._next_serial
                 self._next_serial += 1
-            elif block != held.blocks[at]:  # somebody computed the same at the same time: use theirs
-                self._release(held.blocks[at])
+            elif block != own:  # somebody computed the same at the same time: use theirs
+                self._release(own)
                 self._users[block] += 1
                 self._idle.pop(block, None)
-                held.blocks[at] = block
+                held.blocks[first + at] = block
             held.named += 1
             held.parent = self._serial[block]
 
     def free(self, held: Held) -> None:
         """Let go; findable blocks stay cached until their place is needed (the deepest go first)."""
+        users, content, idle, free = self._users, self._content, self._idle, self._free
         for block in reversed(held.blocks):
-            self._release(block)
+            users[block] -= 1
+            if not users[block]:
+                if block in content:
+                    idle[block] = None
+                else:
+                    free.append(block)
         held.blocks, held.length, held.named, held.parent = [], 0, 0, 0
 
     def forget(self) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+
+import numpy as np
 
 from ajet.backbone.embedded.paged import Held
 from ajet.backbone.protocol import Chunk, FinishReason, Sampling
@@ -66,7 +69,12 @@ def check_prompt(ids: list[int], vocab: int, max_len: int) -> None:
             f"The prompt has {len(ids)} tokens and max_model_len is {max_len}: shorten the history, or raise "
             "rollout.max_model_len.", param="messages",
         )  # fmt: skip
-    if max(ids) >= vocab or min(ids) < 0:
+    try:
+        known = np.frombuffer(array("i", ids), np.int32)
+        fine = bool(known.min() >= 0 and known.max() < vocab)
+    except OverflowError:
+        fine = False
+    if not fine:
         raise InvalidRequest(
             f"The prompt has token id {max(ids) if max(ids) >= vocab else min(ids)} and the model's vocabulary "
             f"has {vocab}: tokenizer and model do not belong together.",

@@ -203,13 +203,7 @@ class Sampler:
     def _rematch(self, request: Request) -> None:
         """Look again what the cache has, now that others have computed."""
         request.deferred = False
-        held = self._kv.match(request.ids)
-        if held.length > request.held.length and self._kv.grow(held, len(request.ids) + 1):
-            self.counters["reused_tokens"] += held.length - request.held.length
-            self._kv.free(request.held)
-            request.held = held
-        else:
-            self._kv.free(held)
+        self.counters["reused_tokens"] += self._kv.extend(request.held, request.ids)
 
     def _prefill(self, group: list[Request], out: list[tuple[int, Chunk]]) -> None:
         portions = [r.ids[: r.held.length + self._pass_tokens] for r in group]
