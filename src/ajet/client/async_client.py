@@ -29,6 +29,7 @@ from ajet.schema.throttle import SwarmThrottlePolicy
 from ajet.schema.wire import EngineState
 
 if TYPE_CHECKING:
+    from ajet.client.transport import AsyncTransport
     from ajet.copilot.job import AgentJetJob
 
 T = TypeVar("T")
@@ -82,7 +83,7 @@ class AsyncSwarmClient:
         """Names this client to the server; new for each instance."""
         return self._operations.client_id
 
-    async def _run(self, operation: Operation[T]) -> T:
+    async def _run(self, operation: Operation[T], over: AsyncTransport | None = None) -> T:
         loop = asyncio.get_running_loop()
         if self._loop not in (None, loop):
             operation.close()
@@ -91,7 +92,7 @@ class AsyncSwarmClient:
                 "Make a client inside each asyncio.run(), or use SwarmClient, which any thread may call."
             )
         self._loop = loop
-        return await drive(operation, self._transport)
+        return await drive(operation, over or self._transport)
 
     async def auto_sync_train_config_and_start_engine(
         self, agent_jet_job: AgentJetJob | None = None, force_restart: bool = False
@@ -244,9 +245,13 @@ class AsyncSwarmClient:
         for task in (self._heartbeat, self._watching):
             if task is not None:
                 task.cancel()
-        await self._run(self._operations.leave(EXIT_BUDGET_S))
-        await self._transport.close()
-        await self._beats.close()
+        try:
+            if self._operations.took_part:
+                # Over the heartbeat's own: in the other one all connections may be waiting for something.
+                await self._run(self._operations.leave(EXIT_BUDGET_S), self._beats)
+        finally:
+            await self._transport.close()
+            await self._beats.close()
 
     async def __aenter__(self) -> AsyncSwarmClient:
         return self

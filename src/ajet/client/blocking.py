@@ -110,8 +110,15 @@ def close(
     closed: threading.Event,
     transports: tuple[BlockingTransport, ...],
 ) -> None:
+    """The last transport, the heartbeat's own, tells the server: in the others all connections may be waiting for something."""
     heartbeat.stop()
-    drive(operations.leave(EXIT_BUDGET_S), transports[0], closed)
-    closed.set()
-    for transport in transports:
-        transport.close()
+    try:
+        try:
+            drive(operations.leave(EXIT_BUDGET_S), transports[-1], closed)
+        except KeyboardInterrupt:  # once more; a second Ctrl-C leaves at once
+            drive(operations.leave(EXIT_BUDGET_S), transports[-1], closed)
+            raise
+    finally:
+        closed.set()
+        for transport in transports:
+            transport.close()

@@ -8,7 +8,7 @@ so waiting, retrying, request ids and error mapping exist once. Used by :mod:`aj
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -47,6 +47,11 @@ class Call:
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
+
+    def within(self, seconds: float) -> Call:
+        """The same, with at most ``seconds`` for an answer, and at least a moment."""
+        longest = seconds if self.limit_s is None else min(seconds, self.limit_s)
+        return replace(self, limit_s=max(longest, 0.1))
 
 
 @dataclass(frozen=True)
@@ -107,12 +112,13 @@ class Exchange:
         # Only what has no budget of its own waits so long: leaving an episode must not take an hour.
         patience = budget * DISK_PATIENCE if budget_s is None else budget
         backoff, full_disk = Backoff(budget), Backoff(patience)
+        ends = None if call.limit_s is None else self._clock() + budget  # who leaves has no time for a second whole try
         while True:
             cause: Exception
             retry_after = None
             tries, limit = backoff, budget
             try:
-                reply: Reply = yield call
+                reply: Reply = yield call if ends is None else call.within(ends - self._clock())
             except ConnectionFault as fault:
                 cause = fault
             else:
@@ -126,6 +132,8 @@ class Exchange:
                 if reply.status == 507:
                     tries, limit = full_disk, patience
             delay = tries.next_delay(self._clock(), retry_after)
+            if ends is not None and delay is not None and self._clock() + delay >= ends:
+                delay = None
             if delay is None:
                 within = f" within {limit:g} s" if limit else ""
                 answered = f"No answer from {self.server_url} to {call}{within}: {cause}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -9,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ajet.client import advice
-from ajet.client.exchange import Call, Exchange, Operation, Pause, Reply, as_json, checked, read
+from ajet.client.exchange import Call, ConnectionFault, Exchange, Operation, Pause, Reply, as_json, checked, read
 from ajet.client.leases import OpenEpisodes
 from ajet.client.retry import Backoff
 from ajet.client.scope import current_scope
@@ -47,6 +48,7 @@ from ajet.schema.wire import (
 API = "/swarm/v1"
 LONG_POLL_S = 30.0
 ABORT_BUDGET_S = 30.0
+LEAVE_AGAIN_S = 0.2
 CLOSED = "client closed: the episode was still open"
 SERVING = (EngineState.ROLLING, EngineState.UPDATING, EngineState.FINISHED)
 
@@ -76,7 +78,7 @@ class Operations(Exchange):
         """The part of each batch that this client plays for."""
         self.debug = False
         """Every episode will be aborted."""
-        self._took_part = False
+        self.took_part = False
         """The server may hold something for this client."""
 
     # ── job and engine ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,7 +183,7 @@ class Operations(Exchange):
             **{name: value for name, value in also.items() if value is not None},
         )
         call = Call("POST", f"{API}/episodes", as_json(request, only_set=True), wait_s=LONG_POLL_S)
-        self._took_part = True
+        self.took_part = True
         began = self._clock()
         absent = Backoff(self.retry_budget_s)
         while True:
@@ -272,6 +274,8 @@ class Operations(Exchange):
             if (scope := current_scope.get()) is not None:
                 scope.without_output = True
         self.leases.remove(episode, reason)
+        if budget_s is not None and budget_s <= 0:
+            return False  # no time is left: the goodbye tells it, or the silence
         request = AbortRequest(request_id=new_request_id(), reason=reason[:2000] or "aborted by the client")
         limit = None if budget_s is None else max(budget_s, 0.1)
         call = Call("POST", f"{API}/episodes/{episode}/abort", as_json(request), limit_s=limit)
@@ -303,26 +307,35 @@ class Operations(Exchange):
         That includes what was granted as the client was interrupted. What a server that does not know this leaves open is
         aborted one by one; what cannot be told in time ends by its silence. Raises nothing.
         """
-        if not self._took_part:
+        if not self.took_part:
             return
-        self._took_part = False
         deadline = self._clock() + budget_s
         episodes = self.leases.ids()
         request = HeartbeatRequest(client_id=self.client_id, episodes=episodes, leaving=True)
-        call = Call("POST", f"{API}/heartbeat", as_json(request), limit_s=budget_s)
-        try:
-            reply = yield from self.request(call, budget_s if episodes else 0.0)
-            gone = read(HeartbeatAnswer, reply.body).gone
-        except AjetError as err:
-            if episodes:
-                which = f"episode {episodes[0]} is" if len(episodes) == 1 else f"{len(episodes)} episodes are"
-                self.notice(f"could not tell the server that {which} given back; leases will expire ({err.message})")
-            return
+        call = Call("POST", f"{API}/heartbeat", as_json(request))
+        gone = None
+        while gone is None:
+            try:
+                reply: Reply = yield call.within(deadline - self._clock())
+                if reply.status >= 300:
+                    raise self._error(call, reply)
+                gone = read(HeartbeatAnswer, reply.body).gone
+            except (ConnectionFault, AjetError) as err:
+                if not episodes or self._clock() + LEAVE_AGAIN_S >= deadline:
+                    self.took_part = False
+                    if episodes:
+                        what = "an episode is" if len(episodes) == 1 else f"{len(episodes)} episodes are"
+                        self._say(f"could not tell {self.server_url} that {what} given back; leases expire ({err})")
+                    return
+                yield Pause(LEAVE_AGAIN_S)
         for episode in episodes:
             self.leases.remove(episode, CLOSED)
             left = deadline - self._clock()
             if episode not in gone and left > 0:
-                yield from self.abort(episode, CLOSED, left)
+                abort = as_json(AbortRequest(request_id=new_request_id(), reason=CLOSED))
+                with contextlib.suppress(ConnectionFault):
+                    yield Call("POST", f"{API}/episodes/{episode}/abort", abort).within(left)
+        self.took_part = False
 
     def heartbeat(self, episodes: list[str]) -> Operation[HeartbeatAnswer]:
         """One beat for ``episodes``, without retries; leases the server has ended are forgotten."""

@@ -16,6 +16,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
@@ -121,10 +122,14 @@ class _Direct:
         headers = self._headers
         if call.content is not None:
             headers = {**headers, "content-type": "application/json"}
+        started = time.monotonic()
         try:
-            self._open(*_timeouts(call))
+            answer_s, connect_s = _timeouts(call)
+            self._open(answer_s, connect_s)
             self._http.request(call.method, path, call.content, headers)
-            _await_answer(self._http.sock, _timeouts(call)[0])
+            if call.limit_s is not None:
+                answer_s = min(answer_s, call.limit_s - (time.monotonic() - started))
+            _await_answer(self._http.sock, answer_s)
             with self._http.getresponse() as response:  # closed here: its finalizer would swallow a Ctrl-C
                 if response.length is None and not response.chunked:
                     # http.client takes a head that was cut off for a whole one.
@@ -198,10 +203,10 @@ class BlockingTransport:
     def __init__(self, server_url: str, api_key: str | None, pool_size: int) -> None:
         self._where = server_url, api_key
         self._kind = _Proxied if _has_proxy(server_url) else _Direct
-        # The lock is entered directly: a condition's or a semaphore's ``with`` has a step of Python after it took it.
         self._lock = threading.Lock()
-        self._free = threading.Condition(self._lock)
         self._left = pool_size
+        self._waiting: deque[Any] = deque()
+        """Locks that are held, one of each thread that waits for a connection."""
         self._idle: list[_Connection] = []
         self._closed = False
 
@@ -209,16 +214,22 @@ class BlockingTransport:
         """Raises :class:`ConnectionFault` where there is no reply."""
         connection: _Connection | None = None
         mine = whole = False
+        began = time.monotonic()
+        # No condition and no semaphore: their ``with`` and their ``wait`` have steps of Python between taking and holding a lock.
         try:
-            with self._lock:
-                while self._left < 1 and not self._closed:
-                    self._free.wait(DEAF_S)
-                if self._closed:
-                    raise AjetError(_CLOSED)
-                self._left -= 1
-                mine = True  # without a call in between Ctrl-C finds no way in
-                if self._idle:
-                    connection = self._idle.pop()
+            while not mine:
+                with self._lock:
+                    if self._closed:
+                        raise AjetError(_CLOSED)
+                    if self._left > 0:
+                        self._left -= 1
+                        mine = True  # without a call in between Ctrl-C finds no way in
+                        if self._idle:
+                            connection = self._idle.pop()
+                if not mine:
+                    self._wait()
+                    if call.limit_s is not None and time.monotonic() - began >= call.limit_s:
+                        raise ConnectionFault("no connection became free")
             if connection is None:
                 connection = self._kind(*self._where)
             reply = connection.send(call)
@@ -231,15 +242,30 @@ class BlockingTransport:
                     if whole and not self._closed:
                         self._idle.append(connection)  # type: ignore[arg-type]  # it has just answered
                         connection = None
-                    self._free.notify()
+                    if self._waiting:
+                        self._waiting.popleft().release()
                 if connection is not None:
                     connection.close()
+
+    def _wait(self) -> None:
+        """Until a connection is given back, or for a moment."""
+        bell = threading.Lock()
+        bell.acquire()
+        with self._lock:
+            if self._left > 0 or self._closed:
+                return
+            self._waiting.append(bell)
+        bell.acquire(timeout=DEAF_S)
+        with self._lock:
+            if bell in self._waiting:
+                self._waiting.remove(bell)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-            self._free.notify_all()
+            while self._waiting:
+                self._waiting.popleft().release()
         for connection in idle:
             connection.close()
 

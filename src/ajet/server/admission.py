@@ -106,6 +106,8 @@ class Admission:
             known = await self._of_before(request)
             if known is not None:
                 return known
+            if request.client_id in self._left:  # meanwhile
+                raise _goodbye(request.client_id)
         key = f"{request.client_id}\0{request.request_id}"
         ticket = self._tickets.get(key)
         if ticket is None:
@@ -208,8 +210,12 @@ class Admission:
         while len(self._left) > REMEMBERED:
             del self._left[next(iter(self._left))]
         self._refuse(lambda request: request.client_id == client, lambda: _goodbye(client))
-        if any(ticket.request.client_id == client for ticket in self._tickets.values()):
-            await self.settled()
+        if any(ticket.request.client_id == client for ticket in self._tickets.values()) and self._grants:
+            await asyncio.wait(self._grants)  # which, unlike gathering, does not cancel them where this is cancelled
+
+    def has_left(self, client: str) -> bool:
+        """Whether ``client`` said goodbye: what is still heard of it is no sign of life."""
+        return client in self._left
 
     def _refuse(self, which: Callable[[BeginRequest], bool], error: Callable[[], Exception]) -> None:
         for key, ticket in list(self._tickets.items()):

@@ -260,7 +260,7 @@ class Registry:
         del self.open[episode.id]
         self.leases.close(episode.id)
         self.sharing.exit(episode.id)
-        self.sharing.sign(episode.opened.client)
+        self._sign(episode.opened.client)
         self._remember_fate(done)
         episode.close(done.reason)
         self.admission.pump()
@@ -339,8 +339,12 @@ class Registry:
     # ── the rest ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def heartbeat(self, client: str, episodes: list[str] | None) -> tuple[int, list[str]]:
-        self.sharing.sign(client)
+        self._sign(client)
         return self.leases.heartbeat(client, episodes, self.now())
+
+    def _sign(self, client: str) -> None:
+        if not self.admission.has_left(client):
+            self.sharing.sign(client)
 
     async def leave(self, client: str) -> None:
         """The client said goodbye: what it has open is aborted, also what it was just granted, and it is granted no more.

@@ -113,6 +113,17 @@ def test_a_goodbye_lends_the_share_at_once_and_a_wrong_name_is_refused(serve):
             assert "games, math" in refused.json()["error"]["message"]
 
 
+def test_a_client_that_said_goodbye_with_an_open_episode_stays_away(serve):
+    with serve() as swarm:
+        swarm.start(job(**SHARES))
+        group(swarm, "a", "m0", "math")
+        swarm.begin(client_id="b", share="games")
+        swarm.post("/heartbeat", {"client_id": "b", "episodes": [], "leaving": True})
+        swarm.post("/heartbeat", {"client_id": "b"})  # one that was on its way
+        assert {one["share"] for one in swarm.status()["shares"] if one["live"]} == {"math"}
+        assert swarm.status()["leases"]["open_train"] == 0
+
+
 def test_shares_that_clients_declare_with_a_throttle_policy(serve):
     with serve() as swarm:
         swarm.start(job(data__train_batch_size=5, rollout__num_repeat=2))

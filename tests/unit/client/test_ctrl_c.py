@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from ajet import SwarmClient
+from ajet.client.blocking import EXIT_BUDGET_S
 from ajet.client.exchange import Call
 from ajet.client.transport import BlockingTransport
+from ajet.schema.errors import AjetError
 from tests.unit.client.fake_swarm import FakeSwarm
 
 LONGEST_S = 10.0
@@ -92,3 +98,42 @@ def test_what_was_begun_is_given_back_after_ctrl_c_at_any_step(swarm: FakeSwarm,
             break
         step += 12
     assert step > 200
+
+
+def test_the_exit_does_not_wait_for_a_server_that_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = SwarmClient(f"http://127.0.0.1:{silent.getsockname()[1]}", verbose=False)
+        client._operations.took_part = True
+        client._operations.leases.add("ep-1", 240)
+        started = time.monotonic()
+        client.close()
+        assert EXIT_BUDGET_S * 0.9 < time.monotonic() - started < EXIT_BUDGET_S + 1
+
+
+def test_the_exit_does_not_wait_for_requests_that_hold_all_connections(swarm: FakeSwarm) -> None:
+    swarm.capacity = 0
+    client = SwarmClient(swarm.url, verbose=False, pool_size=2)
+
+    def begin() -> None:
+        with contextlib.suppress(AjetError):  # the client is closed meanwhile
+            client.begin_episode()
+
+    for _ in range(6):
+        threading.Thread(target=begin, daemon=True).start()
+    swarm.until(lambda: swarm.requests.count("POST /swarm/v1/episodes") >= 2)
+    started = time.monotonic()
+    client.close()
+    assert time.monotonic() - started < EXIT_BUDGET_S
+    assert swarm.goodbyes == [client.client_id]
+
+
+def test_connections_are_waited_for_and_shared_by_more_threads_than_there_are(swarm: FakeSwarm) -> None:
+    transport = BlockingTransport(swarm.url, None, 2)
+    call = Call("GET", "/swarm/v1/status")
+    with ThreadPoolExecutor(16) as pool:
+        started = time.monotonic()
+        replies = list(pool.map(lambda _: transport.send(call).status, range(400)))
+    assert replies == [200] * 400
+    assert swarm.connections <= 2
+    assert time.monotonic() - started < 10, "each is woken as one becomes free"
+    transport.close()
