@@ -76,27 +76,22 @@ def test_a_disk_whose_every_fsync_takes_over_a_second_holds_up_only_what_is_reco
     ):
         client.auto_sync_train_config_and_start_engine(job())
         disk.be("slow:1200")
-        worst = []
-        for step in (1, 2):
-            with Watcher(server.url) as watcher:
-                for member in range(4):
-                    play(client, f"{step}-{member // 2}", float(member % 2))
-                assert client.get_status(wait_step=step, wait_s=120)["step"] == step
-                until(lambda step=step: (server.status() or {})["checkpoint"]["step"] == step, what="the checkpoint")
-            now = server.status() or {}
-            assert now["leases"]["open_train"] == 0
-            assert now["drops"] == {}
-            assert max(a["disk"]["write_s"] for a in watcher.answers) >= 1.2
-            assert max(a["disk"]["stalled_s"] for a in watcher.answers) > 0.5
-            assert any("is slow for its journal" in w for a in watcher.answers for w in a["warnings"])
-            # An event loop that waited for one fsync of a step would show here, in each step; a busy machine in one.
-            assert statistics.median(watcher.seconds) < 0.2
-            worst.append(max(watcher.seconds))
-            if worst[-1] < 1.2:
-                break
+        with Watcher(server.url) as watcher:
+            for member in range(4):
+                play(client, f"0-{member // 2}", float(member % 2))
+            assert client.get_status(wait_step=1, wait_s=120)["step"] == 1
+            until(lambda: (server.status() or {})["checkpoint"]["step"] == 1, what="the checkpoint")
+        now = server.status() or {}
         disk.be("well")
-        play(client, "3-0", 0.0)
-    assert min(worst) < 1.2, worst
+        play(client, "1-0", 0.0)
+    assert now["leases"]["open_train"] == 0
+    assert now["drops"] == {}
+    assert max(a["disk"]["write_s"] for a in watcher.answers) >= 1.2
+    assert max(a["disk"]["stalled_s"] for a in watcher.answers) > 0.5
+    assert any("is slow for its journal" in w for a in watcher.answers for w in a["warnings"])
+    # An event loop that waited for one fsync would show here.
+    assert statistics.median(watcher.seconds) < 0.2
+    assert max(watcher.seconds) < 1.2, sorted(watcher.seconds)[-5:]
 
 
 @pytest.mark.timeout(120)

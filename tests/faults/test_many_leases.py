@@ -17,9 +17,6 @@ from tests.fakes.chat_model import save_tokenizer
 
 BURST, MEGABYTES = 208, 3.0
 BEAT_MS = 200.0
-TRIES = 3
-"""A result is lost in no burst. Where other programs want the same cores, a heartbeat may be late in one burst; a server that
-starves them by its own doing is late in every one."""
 JOB = {"experiment_name": "burst", "rollout": {"max_env_worker": 512, "max_model_len": 30_000}}
 
 
@@ -28,51 +25,39 @@ def model_dir(tmp_path_factory) -> str:
     return str(save_tokenizer(tmp_path_factory.mktemp("model")))
 
 
-async def burst(port: int) -> tuple[dict[str, float], dict[str, float]]:
-    """One burst, none of it lost: how long heartbeats took beside it, and how late a timer fired (quantiles, ms)."""
-    sender = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.faults.burst", str(port), str(BURST), str(MEGABYTES)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert sender.stdin is not None
-    assert sender.stdout is not None
-    try:
-        assert (await asyncio.wait_for(sender.stdout.readline(), 60)).strip() == b"ready"
-        asks = Connections(port)
-        beats: list[float] = []
-        noise: list[float] = []
-        sender.stdin.write(b"go\n")
-        result = asyncio.create_task(sender.stdout.readline())
-        while not result.done():
-            until = asyncio.get_running_loop().time() + 1.0
-
-            await asyncio.gather(
-                paced(0.05, until, lambda: asks.ask("POST", "/swarm/v1/heartbeat", {"client_id": "other"}), beats),
-                paced(PROBE_S, until, nothing, noise),
-            )
-        found = json.loads(result.result())
-        assert found["statuses"] == {"ok": BURST}, found
-        assert (await asks.ask("GET", "/swarm/v1/status"))["leases"]["open_eval"] == 0
-        print(found)
-        return quantiles(beats), quantiles(noise)
-    finally:
-        if sender.returncode is None:
-            sender.kill()
-        await sender.wait()
-
-
 async def test_a_burst_of_208_results_of_3_mb_loses_none_and_starves_no_heartbeat(model_dir, tmp_path):
-    seen = []
-    for n in range(TRIES):
-        folder = tmp_path / str(n)
-        folder.mkdir()
-        async with server(model_dir, str(folder), JOB) as (_, port):
-            beat, timer = await burst(port)
-        seen.append((beat, timer))
-        if beat["max_ms"] - timer["max_ms"] < BEAT_MS:
-            return
-    pytest.fail(f"no burst of {TRIES} left the heartbeats alone: {seen}")
+    async with server(model_dir, str(tmp_path), JOB) as (_, port):
+        sender = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.faults.burst", str(port), str(BURST), str(MEGABYTES)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert sender.stdin is not None
+        assert sender.stdout is not None
+        try:
+            assert (await asyncio.wait_for(sender.stdout.readline(), 60)).strip() == b"ready"
+            asks = Connections(port)
+            beats: list[float] = []
+            noise: list[float] = []
+            sender.stdin.write(b"go\n")
+            result = asyncio.create_task(sender.stdout.readline())
+            while not result.done():
+                until = asyncio.get_running_loop().time() + 1.0
+
+                await asyncio.gather(
+                    paced(0.05, until, lambda: asks.ask("POST", "/swarm/v1/heartbeat", {"client_id": "other"}), beats),
+                    paced(PROBE_S, until, nothing, noise),
+                )
+            found = json.loads(result.result())
+            assert found["statuses"] == {"ok": BURST}, found
+            assert (await asks.ask("GET", "/swarm/v1/status"))["leases"]["open_eval"] == 0
+            beat, timer = quantiles(beats), quantiles(noise)
+            print(found, beat, timer)
+            assert beat["max_ms"] - timer["max_ms"] < BEAT_MS, (beat, timer)
+        finally:
+            if sender.returncode is None:
+                sender.kill()
+            await sender.wait()
 
 
 async def test_a_thousand_open_episodes_are_carried_without_losing_one(model_dir, tmp_path):

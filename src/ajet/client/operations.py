@@ -7,14 +7,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
-from urllib.parse import quote
 
 from ajet.client import advice
-from ajet.client.exchange import Call, ConnectionFault, Exchange, Operation, Pause, Reply, as_json, checked, read
+from ajet.client.exchange import Call, ConnectionFault, Operation, Pause, Reply, as_json, checked, read
 from ajet.client.leases import OpenEpisodes
+from ajet.client.reads import API, Reads
 from ajet.client.retry import Backoff
 from ajet.client.scope import current_scope
-from ajet.client.steps import StepLines
 from ajet.schema.endpoint import OpenaiBaseUrlAndApiKey
 from ajet.schema.errors import (
     AjetError,
@@ -26,10 +25,10 @@ from ajet.schema.errors import (
     ServerUnreachable,
     TrainingFinished,
 )
-from ajet.schema.status import MetricsHistory, Status
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.schema.throttle import SwarmThrottlePolicy
 from ajet.schema.wire import (
+    CLOSED,
     AbortRequest,
     AgreeAnswer,
     AgreeRequest,
@@ -45,15 +44,13 @@ from ajet.schema.wire import (
     NotYet,
 )
 
-API = "/swarm/v1"
 LONG_POLL_S = 30.0
 ABORT_BUDGET_S = 30.0
 LEAVE_AGAIN_S = 0.2
-CLOSED = "client closed: the episode was still open"
 SERVING = (EngineState.ROLLING, EngineState.UPDATING, EngineState.FINISHED)
 
 
-class Operations(Exchange):
+class Operations(Reads):
     """The operations of one client, and what they share: identity, leases, budget, notices.
 
     Args:
@@ -73,39 +70,12 @@ class Operations(Exchange):
         super().__init__(server_url, retry_budget_s=retry_budget_s, say=say, clock=clock)
         self.client_id = f"client-{uuid.uuid4().hex}"
         self.leases = OpenEpisodes()
-        self._step_lines = StepLines()
-        self.share: str | None = None
-        """The part of each batch that this client plays for."""
         self.debug = False
         """Every episode will be aborted."""
         self.took_part = False
         """The server may hold something for this client."""
 
     # ── job and engine ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def status(
-        self,
-        *,
-        wait_states: Iterable[EngineState] = (),
-        wait_step: int | None = None,
-        wait_batch: int | None = None,
-        wait_s: float = 0.0,
-    ) -> Operation[dict[str, Any]]:
-        params = {}
-        wanted = ",".join(wait_states)
-        if wanted and wait_s > 0:
-            params = {"wait_state": wanted, "wait_s": f"{wait_s:g}"}
-        if wait_step is not None and wait_s > 0:
-            params |= {"wait_step": str(wait_step), "wait_s": f"{wait_s:g}"}
-        if wait_batch is not None and wait_s > 0:
-            params |= {"wait_batch": str(wait_batch), "wait_s": f"{wait_s:g}"}
-        reply = yield from self.request(Call("GET", f"{API}/status", params=params, wait_s=wait_s))
-        if isinstance(reply.body, dict):
-            self._server_version = str(reply.body.get("server_version") or "")
-        skew = advice.other_version(self._server_version)
-        if skew:
-            self.tell_once(skew)
-        return read(Status, reply.body).model_dump(mode="json")
 
     def sync_job(self, job: Any) -> Operation[bool]:
         """``PUT /job`` with an AgentJetJob or a configuration tree. Returns whether that changed the server's job."""
@@ -358,26 +328,6 @@ class Operations(Exchange):
         if episode in gone:
             self.leases.remove(episode, gone[episode])
         return episode not in gone
-
-    def steps(self, since: int) -> Operation[list[dict[str, Any]]]:
-        reply = yield from self.request(Call("GET", f"{API}/metrics/history", params={"since": str(since)}))
-        return read(MetricsHistory, reply.body).steps
-
-    def new_step_lines(self) -> Operation[list[str]]:
-        """A line for each step that was not asked for before."""
-        status = yield from self.status()
-        since = self._step_lines.since(status)
-        if since is None:
-            return []
-        return self._step_lines.lines((yield from self.steps(since)), status["total_steps"], self.share)
-
-    def open_episodes(self) -> Operation[list[dict[str, Any]]]:
-        reply = yield from self.request(Call("GET", f"{API}/episodes"))
-        return list(reply.body.get("episodes", []))
-
-    def episode(self, episode: str, tokens: bool) -> Operation[dict[str, Any]]:
-        params = {"tokens": "true"} if tokens else {}
-        return (yield from self.request(Call("GET", f"{API}/episodes/{quote(episode, safe='')}", params=params))).body
 
 
 def end_request(task: Task, output: WorkflowOutput) -> EndRequest:

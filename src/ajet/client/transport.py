@@ -239,8 +239,8 @@ class BlockingTransport:
             if mine:
                 with self._lock:
                     self._left += 1
-                    if whole and not self._closed:
-                        self._idle.append(connection)  # type: ignore[arg-type]  # it has just answered
+                    if whole and connection is not None and not self._closed:
+                        self._idle.append(connection)
                         connection = None
                     if self._waiting:
                         self._waiting.popleft().release()

@@ -183,6 +183,10 @@ class AbortAnswer(Wire):
     reason: str
 
 
+CLOSED = "client closed: the episode was still open"
+"""Why an episode was aborted that a goodbye found open."""
+
+
 class HeartbeatRequest(WireRequest):
     """``POST /heartbeat``. With ``episodes`` only those are kept alive (a lease whose grant never reached the client
     then ends by silence); without it all of the client's. With ``leaving`` the client says goodbye, for good: it takes part no

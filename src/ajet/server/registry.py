@@ -1,6 +1,6 @@
 """The episodes of one running experiment: what is open, and how it ends (result, abort, expiry).
 
-How they begin is :mod:`ajet.server.admission`.
+How they begin is :mod:`ajet.server.admission`; how past ones ended, :mod:`ajet.server.fates`.
 
 Invariants kept here:
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,21 +29,20 @@ from ajet.pool.journal import Journal
 from ajet.pool.leases import Lease, LeaseBook
 from ajet.pool.records import Counted, Done, Dropped, LeaseOpened
 from ajet.schema.drops import DropReason
-from ajet.schema.errors import DiskRefused, EpisodeGone, InvalidRequest, NotFound
-from ajet.schema.wire import AbortRequest, EndAnswer, EndRequest
+from ajet.schema.errors import DiskRefused, EpisodeGone, InvalidRequest
+from ajet.schema.wire import CLOSED, AbortRequest, EndAnswer, EndRequest
 from ajet.server.admission import Admission
 from ajet.server.clock import Clock
 from ajet.server.episode import OpenEpisode
 from ajet.server.evals import EvalTally
 from ajet.server.events import Events, Signal
+from ajet.server.fates import Fates, gone_error
 from ajet.server.rewards import check_result, rewards_by_tag
 from ajet.server.sharing import DEBUG, Sharing
 from ajet.trajectory import ChatRenderer, EpisodeTrajectory
 
 log = logging.getLogger("ajet.registry")
 
-REMEMBERED = 20_000
-"""Ended episodes whose fate is kept in memory; older ones are looked up in the journal."""
 ABORT_REASONS = 50
 """Different abort reasons that are counted apart."""
 
@@ -77,11 +76,12 @@ class Registry:
     open: dict[str, OpenEpisode] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     """Pooled episode → its lease number."""
-    _fates: OrderedDict[str, Done] = field(default_factory=OrderedDict)
     now: Callable[[], float] = time.monotonic
     clock: Clock = field(init=False)
+    fates: Fates = field(init=False)
 
     def __post_init__(self) -> None:
+        self.fates = Fates(self.path)
         self.clock = Clock(self.leases, self.sharing.roster, lambda: self.now(), lambda: self.expire())
         self.admission.on_open = self._opened
         self.sharing.on_change = self.somebody_came_or_went
@@ -122,36 +122,7 @@ class Registry:
         episode = self.open.get(episode_id)
         if episode is not None:
             return episode
-        raise self.gone_error(await self.fate(episode_id))
-
-    @staticmethod
-    def gone_error(done: Done) -> EpisodeGone:
-        what = (
-            "Its result stands: report each once."
-            if done.how == "end"
-            else "Nothing of it is trained: begin another one."
-        )
-        return EpisodeGone(f"{done.reason.rstrip('.')}. {what}", details={"fate": done.fate})
-
-    async def fate(self, episode_id: str) -> Done:
-        """How an episode ended. Raises :class:`NotFound` where it never was."""
-        done = self._fates.get(episode_id)
-        if done is None:
-            record = await asyncio.to_thread(journal_read.episode, self.path, episode_id)
-            if record is None:
-                raise NotFound(
-                    f"There is no episode {episode_id}. Name the id that begin_episode of this server returned."
-                )
-            if record.done is None:
-                raise EpisodeGone(f"Episode {episode_id} is not open.")
-            done = record.done
-            self._remember_fate(done)
-        return done
-
-    def _remember_fate(self, done: Done) -> None:
-        self._fates[done.episode] = done
-        while len(self._fates) > REMEMBERED:
-            self._fates.popitem(last=False)
+        raise gone_error(await self.fates.of(episode_id))
 
     async def check(self, episode_id: str, request: EndRequest) -> int:
         """Whether :meth:`end` would take this result now, which is a sign of life and changes nothing else.
@@ -182,12 +153,12 @@ class Registry:
         """
         episode = self.open.get(episode_id)
         if episode is None:
-            done = await self.fate(episode_id)
+            done = await self.fates.of(episode_id)
             if done.how == "end" and done.request == request.request_id:
                 return EndAnswer.model_validate(done.body["answer"])
             if done.how == "abort":
                 self._count(Counted(f"late/{DropReason.LATE_END}"))
-            raise self.gone_error(done)
+            raise gone_error(done)
         if episode.ending is not None:
             outcome: EndAnswer | str = await asyncio.shield(episode.ending)  # type: ignore[arg-type]
             if episode.ending_request == request.request_id and isinstance(outcome, EndAnswer):
@@ -261,7 +232,7 @@ class Registry:
         self.leases.close(episode.id)
         self.sharing.exit(episode.id)
         self._sign(episode.opened.client)
-        self._remember_fate(done)
+        self.fates.remember(done)
         episode.close(done.reason)
         self.admission.pump()
 
@@ -272,10 +243,10 @@ class Registry:
     async def _abort(self, episode_id: str, request_id: str, fate: DropReason, reason: str) -> str:
         episode = self.open.get(episode_id)
         if episode is None:
-            done = await self.fate(episode_id)
+            done = await self.fates.of(episode_id)
             if done.how == "abort":
                 return done.reason
-            raise self.gone_error(done)
+            raise gone_error(done)
         if episode.ending is not None:
             await asyncio.wait([episode.ending])
             return await self._abort(episode_id, request_id, fate, reason)
@@ -354,7 +325,7 @@ class Registry:
         self.sharing.leave(client)
         await self.admission.leave(client)
         mine = [episode.id for episode in self.open.values() if episode.opened.client == client]
-        left = AbortRequest(request_id="goodbye", reason="client closed: the episode was still open")
+        left = AbortRequest(request_id="goodbye", reason=CLOSED)
         for result in await asyncio.gather(*(self.abort(one, left) for one in mine), return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, EpisodeGone):
                 raise result

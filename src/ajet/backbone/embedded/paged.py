@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -155,7 +155,7 @@ class PagedKV:
                 del idle[block]
             users[block] += 1
             if at < len(blocks):
-                self._release(blocks[at])
+                self._release((blocks[at],))
                 blocks[at] = block
             else:
                 blocks.append(block)
@@ -193,7 +193,7 @@ class PagedKV:
                 self._serial[block] = self._next_serial
                 self._next_serial += 1
             elif block != own:  # somebody computed the same at the same time: use theirs
-                self._release(own)
+                self._release((own,))
                 self._users[block] += 1
                 self._idle.pop(block, None)
                 held.blocks[first + at] = block
@@ -202,14 +202,7 @@ class PagedKV:
 
     def free(self, held: Held) -> None:
         """Let go; findable blocks stay cached until their place is needed (the deepest go first)."""
-        users, content, idle, free = self._users, self._content, self._idle, self._free
-        for block in reversed(held.blocks):
-            users[block] -= 1
-            if not users[block]:
-                if block in content:
-                    idle[block] = None
-                else:
-                    free.append(block)
+        self._release(reversed(held.blocks))
         held.blocks, held.length, held.named, held.parent = [], 0, 0, 0
 
     def forget(self) -> None:
@@ -221,13 +214,15 @@ class PagedKV:
         self._content.clear()
         self._serial.clear()
 
-    def _release(self, block: int) -> None:
-        self._users[block] -= 1
-        if self._users[block] == 0:
-            if block in self._content:
-                self._idle[block] = None
-            else:
-                self._free.append(block)
+    def _release(self, blocks: Iterable[int]) -> None:
+        users, content, idle, free = self._users, self._content, self._idle, self._free
+        for block in blocks:
+            users[block] -= 1
+            if not users[block]:
+                if block in content:
+                    idle[block] = None
+                else:
+                    free.append(block)
 
     def _evict(self) -> None:
         block, _ = self._idle.popitem(last=False)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from ajet.client.exchange import Call, ConnectionFault, read
-from ajet.client.operations import API
+from ajet.client.reads import API
 from ajet.client.retry import Backoff
 from ajet.client.settings import Settings
 from ajet.client.transport import AsyncTransport

@@ -174,7 +174,7 @@ async def heartbeat(request: Request) -> Response:
             alive, missing = registry.heartbeat(beat.client_id, beat.episodes)
         for episode in missing[:10_000]:
             try:
-                gone[episode] = (await registry.fate(episode)).reason
+                gone[episode] = (await registry.fates.of(episode)).reason
             except (NotFound, EngineUnavailable):
                 gone[episode] = "unknown here"
             except Exception as err:
