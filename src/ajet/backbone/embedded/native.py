@@ -84,7 +84,6 @@ class _Packed:
     inner: int
     model: Model
     tensors: list[Any]
-    versions: list[tuple[int, int]]
 
 
 class NativeForward:
@@ -216,13 +215,15 @@ class NativeForward:
         )  # fmt: skip
         return logits
 
+    def refresh(self) -> None:
+        """The weights have changed: pack them again. (torch's count of changes does not see what a fused optimizer does.)"""
+        self._packed = None
+
     def _pack(self, kv: PagedKV, length: int) -> _Packed:
-        """Packed weights, packed again where training has changed the weights; with ``kv`` and ``length`` positions."""
-        w = self._weights()
-        versions = [(t.data_ptr(), t._version) for t in w.values()]
+        """The packed weights, with ``kv`` and ``length`` positions."""
         packed = self._packed
-        if packed is None or packed.versions != versions:
-            packed = self._packed = self._pack_anew(w, versions)
+        if packed is None:
+            packed = self._packed = self._pack_anew(self._weights())
         if packed.model.pool_k is None or packed.tensors[0] is not kv:
             pools = [(ctypes.c_void_p * len(pool))(*(t.data_ptr() for t in pool)) for pool in (kv.k, kv.v)]
             packed.tensors[:2] = kv, pools
@@ -231,7 +232,7 @@ class NativeForward:
         packed.model.cos, packed.model.sin = (t.data_ptr() for t in self._rope.tables(length))
         return packed
 
-    def _pack_anew(self, w: dict[str, torch.Tensor], versions: list[tuple[int, int]]) -> _Packed:
+    def _pack_anew(self, w: dict[str, torch.Tensor]) -> _Packed:
         shape = self._shape
         layers: list[Any] = []
         tensors: list[Any] = [None, None]
@@ -254,7 +255,7 @@ class NativeForward:
             layers=ctypes.addressof(table), count=shape.layers, hidden=shape.hidden, inner=inner, heads=shape.heads,
             kv=shape.kv_heads, dim=shape.head_dim, vocab=shape.vocab, eps=shape.eps,
         )  # fmt: skip
-        return _Packed(layers, embed, norm, packed_head, inner, model, tensors, versions)
+        return _Packed(layers, embed, norm, packed_head, inner, model, tensors)
 
     def _row_scratch(self, K: int) -> int:
         """Floats that a layer needs beside its rows."""

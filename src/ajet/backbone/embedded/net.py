@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -25,6 +24,7 @@ from ajet.backbone.embedded.head import LogProbs, from_logits, in_chunks
 from ajet.backbone.embedded.native import SMALL_LAYER, NativeForward
 from ajet.backbone.embedded.packing import Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
+from ajet.backbone.embedded.products import linear
 from ajet.schema.errors import ConfigError
 
 LARGE_MODEL = 2**28
@@ -146,7 +146,7 @@ class Qwen2Net:
     def logits_at(self, part: Pass) -> torch.Tensor:
         w = self._training_weights()
         h_N = qwen2.hidden_at(w, self.shape, self._rope, part, recompute=self.frugal)
-        logits = F.linear(h_N, w["embed"] if self.shape.tied else w["lm_head"])
+        logits = linear(h_N, w["embed"] if self.shape.tied else w["lm_head"])
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def log_probs_at(self, part: Pass, id_N: torch.Tensor, temperature_N: np.ndarray) -> LogProbs:

@@ -49,6 +49,11 @@ class OnePassSampler(Sampler):
         self._limit_S = np.zeros(max_seqs, np.int32)
         self._stops_S_S = np.zeros((max_seqs, STOPS), np.int32)
 
+    def refresh(self, version: int) -> None:
+        """See :meth:`ajet.backbone.embedded.sampler.Sampler.refresh`."""
+        self._native.refresh()
+        super().refresh(version)
+
     @torch.inference_mode()
     def tick(self) -> list[tuple[int, Chunk]]:
         """Advance everything: prompts and decoding in one pass, or prompts and then the oldest sequences."""

@@ -19,15 +19,14 @@ class Optimizer:
         self._config, self._trainer = optim, config
         self._names = sorted(parameters)
         self._tensors = [parameters[name].requires_grad_() for name in self._names]
-        # On a GPU one kernel reads and writes each tensor once; a CPU keeps the order of operations it always had.
-        self._fused = bool(self._tensors) and self._tensors[0].device.type == "cuda"
+        # Fused: one kernel reads and writes each tensor once.
         self._adam = torch.optim.AdamW(
-            self._tensors, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay,
-            foreach=None if self._fused else False, fused=self._fused or None,
-        )  # fmt: skip
+            self._tensors, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, fused=True
+        )
 
     def zero_grad(self) -> None:
-        self._adam.zero_grad(set_to_none=True)
+        for tensor in self._tensors:
+            tensor.grad = None
 
     def learning_rate(self, count: int) -> float:
         """Of the optimizer step number ``count`` (from 0)."""
@@ -62,10 +61,7 @@ class Optimizer:
         for name, tensor in zip(self._names, self._tensors, strict=True):
             if f"step/{name}" in tensors:
                 self._adam.state[tensor] = {
-                    key: tensors[f"{key}/{name}"]
-                    .to("cpu" if key == "step" and not self._fused else tensor.device)
-                    .clone()
-                    for key in ("step", "exp_avg", "exp_avg_sq")
+                    key: tensors[f"{key}/{name}"].to(tensor.device).clone() for key in ("step", "exp_avg", "exp_avg_sq")
                 }
 
 

@@ -18,6 +18,7 @@ from ajet.backbone.embedded.attention import at_positions, causal, over_lengths
 from ajet.backbone.embedded.fused import Rotate, SwiGLU, rms_norm, rotate_
 from ajet.backbone.embedded.packing import Group, Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
+from ajet.backbone.embedded.products import linear
 
 Weights = dict[str, torch.Tensor]
 
@@ -169,7 +170,7 @@ def _layer(
     kv, dim, across = shape.kv_heads, shape.head_dim, shape.heads * shape.head_dim
     width = across + 2 * kv * dim
     h = rms_norm(x, w[f"{i}.norm1"], shape.eps)
-    qkv_U = F.linear(h, w[f"{i}.qkv"], w[f"{i}.qkv_bias"]).view(-1, shape.heads + 2 * kv, dim)
+    qkv_U = linear(h, w[f"{i}.qkv"], w[f"{i}.qkv_bias"]).view(-1, shape.heads + 2 * kv, dim)
     qkv_U = Rotate.apply(qkv_U, cos_U, sin_U, shape.heads + kv).view(-1, width)
     if i < shape.layers - 1:
         attended = [_attend_from(qkv_U, group, shape, group.start).reshape(-1, across) for group in part.groups]
@@ -186,9 +187,9 @@ def _layer(
                 attended.append(_gather(_attend_from(qkv_U, group, shape, 0).reshape(-1, across), group.wanted_N))
         o = attended[0] if len(attended) == 1 else torch.cat(attended)
         x = _gather(x, torch.cat([group.index_B_T.view(-1)[group.wanted_N] for group in part.groups]))
-    x = x + F.linear(o, w[f"{i}.o"])
+    x = x + linear(o, w[f"{i}.o"])
     h = rms_norm(x, w[f"{i}.norm2"], shape.eps)
-    return x + F.linear(SwiGLU.apply(F.linear(h, w[f"{i}.gate_up"])), w[f"{i}.down"])
+    return x + linear(SwiGLU.apply(linear(h, w[f"{i}.gate_up"])), w[f"{i}.down"])
 
 
 def _gather(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
