@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from ajet.backbone.embedded import products
 from ajet.backbone.embedded.net import digest, load_net
@@ -32,7 +33,8 @@ def numpys(monkeypatch: pytest.MonkeyPatch):
     torch.set_num_threads(1)
     monkeypatch.setattr(products, "by_numpy", lambda: True)
     monkeypatch.setattr(products._Linear, "apply", counted)
-    yield taken
+    with threadpool_limits(1, user_api="blas"):
+        yield taken
     torch.set_num_threads(threads)
 
 
@@ -99,6 +101,7 @@ AMD, INTEL = "vendor_id\t: AuthenticAMD\nflags\t: avx512f\n", "vendor_id\t: Genu
         (AMD, [("SkylakeX", "0.3.27")], False),
         (AMD, [("SkylakeX", None)], False),
         (AMD, [("SkylakeX", "0.3.dev")], False),
+        (AMD, [("SkylakeX", "0.3.31", "openmp")], False),
         (AMD, [("Haswell", "0.3.31")], False),
         (AMD, [("SkylakeX", "0.3.31"), ("Haswell", "0.3.31")], False),
         (AMD, [], False),
@@ -110,7 +113,10 @@ AMD, INTEL = "vendor_id\t: AuthenticAMD\nflags\t: avx512f\n", "vendor_id\t: Genu
 def test_numpys_are_taken_where_they_are_faster_and_sound(tmp_path, monkeypatch, cpuinfo, libraries, expected):
     limits = []
     selected = SimpleNamespace(
-        lib_controllers=[SimpleNamespace(architecture=a, version=v) for a, v in libraries],
+        lib_controllers=[
+            SimpleNamespace(architecture=a, version=v, threading_layer=(*layer, "pthreads")[0])
+            for a, v, *layer in libraries
+        ],
         limit=lambda **given: limits.append(given),
     )
     monkeypatch.setattr(products, "ThreadpoolController", lambda: SimpleNamespace(select=lambda **_: selected))
@@ -120,3 +126,14 @@ def test_numpys_are_taken_where_they_are_faster_and_sound(tmp_path, monkeypatch,
         file.write_text(cpuinfo)
     assert products.by_numpy.__wrapped__(file) is expected
     assert limits == ([{"limits": 1}] if expected else [])
+
+
+def test_the_library_that_is_asked_about_is_numpys_own():
+    (own,) = ThreadpoolController().select(filepath=products._numpys()).info()
+    assert own["internal_api"] == "openblas"
+
+
+def test_what_is_not_finite_is_no_warning(numpys, recwarn):
+    x = torch.tensor([[float("inf"), 1.0]], requires_grad=True)
+    products.linear(x, torch.tensor([[0.0, 1.0]])).sum().backward()
+    assert not recwarn.list

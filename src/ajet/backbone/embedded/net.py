@@ -126,7 +126,7 @@ class Qwen2Net:
             self._served = {name: w.detach() for name, w in self._weights.items()}
         elif self._served is self._weights:
             self._served = {name: w.to(self.dtype) for name, w in self._weights.items()}
-        else:  # in place: there is no second copy, and those who read them need not look again
+        else:  # in place: there is no second copy
             for name, w in self._weights.items():
                 self._served[name].copy_(w)
 

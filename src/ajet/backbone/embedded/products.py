@@ -1,8 +1,8 @@
-"""``x @ w.T + b`` and its gradients when a small model is trained on one CPU thread: by the faster of two libraries.
+"""``x @ w.T + b`` and its gradients when a model is trained on one CPU thread: by the faster of two libraries.
 
 torch's is MKL, which keeps to AVX2 on processors of other makers than Intel. numpy's is OpenBLAS, which has kernels for
-AVX-512 there: about twice as fast. A process decides once; on the same machine it is the same library every time, and so the
-same bits.
+AVX-512 there: about twice as fast. The backbone decides when it starts, and says it in the name of its device, which the run
+keeps: another library gives other last bits.
 
 Letters: N tokens, I inputs, O outputs.
 """
@@ -33,17 +33,23 @@ def by_numpy(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
     if "AMD" not in vendor or not torch.backends.mkl.is_available():
         return False
-    openblas = ThreadpoolController().select(internal_api="openblas")
-    if not openblas.lib_controllers or not all(_fits(each) for each in openblas.lib_controllers):
+    own = ThreadpoolController().select(filepath=_numpys())
+    if not own.lib_controllers or not all(_fits(each) for each in own.lib_controllers):
         return False
-    openblas.limit(limits=1)  # side by side is what the trainer's lanes are for
+    own.limit(limits=1)  # side by side is what the trainer's lanes are for
     return True
+
+
+def _numpys() -> list[str]:
+    """The libraries that numpy's wheel brings; what others have loaded is nothing to it."""
+    beside = Path(np.__file__).resolve().parent.parent / "numpy.libs"
+    return [str(each) for each in beside.glob("*openblas*")]
 
 
 def _fits(library: Any) -> bool:
     numbers = str(library.version).split(".")[:3]
     sound = all(part.isdigit() for part in numbers) and tuple(map(int, numbers)) >= SOUND
-    return sound and library.architecture in AVX512
+    return sound and library.architecture in AVX512 and library.threading_layer == "pthreads"
 
 
 def linear(x_N_I: torch.Tensor, w_O_I: torch.Tensor, b_O: torch.Tensor | None = None) -> torch.Tensor:
@@ -71,5 +77,6 @@ class _Linear(torch.autograd.Function):
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
-    np.matmul(a.detach().numpy(), b.detach().numpy(), out=out.numpy())
+    with np.errstate(all="ignore"):  # the trainer looks for what is not finite
+        np.matmul(a.detach().numpy(), b.detach().numpy(), out=out.numpy())
     return out

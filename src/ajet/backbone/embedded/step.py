@@ -187,7 +187,7 @@ class Step:
             gradients = _added(gradients, found)
             self.seen.add(seen)
         for leaf, gradient in zip(leaves, gradients, strict=True):
-            leaf.grad = gradient
+            leaf.grad = None if gradient is None else gradient.contiguous()  # as the fused optimizer reads it
 
     def _two_pass(self, chosen: list[int], by_row: dict[int, list[Piece]], all_rows: Any, totals: Any) -> None:
         trainer = self.trainer
