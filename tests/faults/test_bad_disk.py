@@ -69,6 +69,7 @@ class Watcher:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.alone
 def test_a_disk_whose_every_fsync_takes_over_a_second_holds_up_only_what_is_recorded(disk, tmp_path):
     with (
         serving(disk.folder / "server", tmp_path / "server.log", disk.environment) as server,

@@ -25,6 +25,7 @@ def model_dir(tmp_path_factory) -> str:
     return str(save_tokenizer(tmp_path_factory.mktemp("model")))
 
 
+@pytest.mark.alone
 async def test_a_burst_of_208_results_of_3_mb_loses_none_and_starves_no_heartbeat(model_dir, tmp_path):
     async with server(model_dir, str(tmp_path), JOB) as (_, port):
         sender = await asyncio.create_subprocess_exec(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import sys
 import threading
@@ -22,6 +23,14 @@ from ajet.schema.errors import AjetError
 from tests.unit.client.fake_swarm import FakeSwarm
 
 LONGEST_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def _little_to_collect() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()  # so that the collections below have only the test's own objects to look at
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -50,6 +59,9 @@ def struck(work: Callable[[], Any], step: int) -> bool:
             sys.setprofile(None)
             raise KeyboardInterrupt
 
+    # What the interrupt before this one cut short is finalized now: Python drops an interrupt that meets a finalizer.
+    gc.collect()
+    gc.disable()
     try:
         sys.setprofile(strike)
         work()
@@ -59,6 +71,7 @@ def struck(work: Callable[[], Any], step: int) -> bool:
         raise
     finally:
         sys.setprofile(None)
+        gc.enable()
     assert seen < step, f"the interrupt at step {step} was swallowed"
     return False
 
