@@ -20,6 +20,15 @@ def check_follows(batch: TrainBatch, step: int) -> None:
         )
 
 
+def seed_draws(seed: int, device: torch.device) -> None:
+    """Seed what a loss draws on ``device`` (``clip_cov``). Without a GPU ``torch.manual_seed`` keeps every seed for the day
+    there is one, each with the stack that asked for it."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def mini_batches(rows: Iterable[int], unit_R: np.ndarray, config: TrainerConfig, seed: int) -> Iterator[list[int]]:
     """The rows of each optimizer step: ``ppo_epochs`` times all, in an order of ``seed``; rows of a unit stay together.
 

@@ -27,7 +27,6 @@ from ajet.backbone.embedded.memory import kv_blocks
 from ajet.backbone.embedded.net import Net, copy_beside, digest, eos_ids, load_net
 from ajet.backbone.embedded.one_pass import OnePassSampler
 from ajet.backbone.embedded.paged import BLOCK, PagedKV
-from ajet.backbone.embedded.products import by_numpy
 from ajet.backbone.embedded.sampler import Sampler
 from ajet.backbone.embedded.trainer import Trainer
 from ajet.backbone.lora import FOLDER as ADAPTER
@@ -79,7 +78,7 @@ class Engine:
 
     def info(self) -> BackboneInfo:
         device = str(self.device) if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
-        if self.device.type == "cpu" and self.net.shares_beginnings and torch.get_num_threads() == 1 and by_numpy():
+        if self.net.by_numpy:
             device += ", products by numpy"
         threads = max(self._lanes, torch.get_num_threads()) if self.device.type == "cpu" else 0
         return BackboneInfo(
@@ -211,8 +210,6 @@ class Engine:
             del loaded
         found = digest(self.net)
         if found != state["digest"]:
-            if self._sampler is not None:
-                self._sampler.refresh(self.trainer.step)
             raise ConfigError(
                 f"{directory} is damaged: its weights do not have the digest that was saved. Use an earlier checkpoint."
             )

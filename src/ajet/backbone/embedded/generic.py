@@ -41,6 +41,11 @@ class GenericNet:
         self._autocast = first.dtype != dtype
         self._recomputes = first.device.type != "cpu" and _can_recompute(model)
 
+    @property
+    def by_numpy(self) -> bool:
+        """transformers' models multiply by torch's."""
+        return False
+
     def parameters(self) -> dict[str, torch.Tensor]:
         return self._parameters
 

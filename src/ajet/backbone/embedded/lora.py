@@ -110,6 +110,10 @@ class LoraNet:
             own.copy_(tensors[name])
         self.synchronize()
 
+    @property
+    def by_numpy(self) -> bool:
+        return self.inner.by_numpy
+
     def module_rows(self) -> dict[str, tuple[str, slice]]:
         return {}
 

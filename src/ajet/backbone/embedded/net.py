@@ -17,14 +17,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ajet.backbone.embedded import qwen2
+from ajet.backbone.embedded import products, qwen2
 from ajet.backbone.embedded.attention import takes_lengths
 from ajet.backbone.embedded.compiled import kernel
 from ajet.backbone.embedded.head import LogProbs, from_logits, in_chunks
 from ajet.backbone.embedded.native import SMALL_LAYER, NativeForward
 from ajet.backbone.embedded.packing import Pass
 from ajet.backbone.embedded.paged import Extension, PagedKV
-from ajet.backbone.embedded.products import linear
 from ajet.schema.errors import ConfigError
 
 LARGE_MODEL = 2**28
@@ -44,6 +43,8 @@ class Net(Protocol):
     """Whether a training pass holds few logits at once, however many tokens it predicts."""
     kv_layers: list[tuple[int, int]]
     """(kv heads, head dim) of each layer."""
+    by_numpy: bool
+    """Whether a training pass multiplies by numpy's products (:mod:`ajet.backbone.embedded.products`)."""
     dtype: torch.dtype
     """What the forward computes in; the trained weights are float32 (or float64 in tests)."""
 
@@ -114,6 +115,10 @@ class Qwen2Net:
         self._leaves: qwen2.Weights | None = None
         self.synchronize()
 
+    @property
+    def by_numpy(self) -> bool:
+        return products.taken(self._weights["embed"].device, self.dtype)
+
     def parameters(self) -> dict[str, torch.Tensor]:
         return self._weights
 
@@ -146,7 +151,7 @@ class Qwen2Net:
     def logits_at(self, part: Pass) -> torch.Tensor:
         w = self._training_weights()
         h_N = qwen2.hidden_at(w, self.shape, self._rope, part, recompute=self.frugal)
-        logits = linear(h_N, w["embed"] if self.shape.tied else w["lm_head"])
+        logits = products.linear(h_N, w["embed"] if self.shape.tied else w["lm_head"])
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def log_probs_at(self, part: Pass, id_N: torch.Tensor, temperature_N: np.ndarray) -> LogProbs:

@@ -25,8 +25,7 @@ class Optimizer:
         )
 
     def zero_grad(self) -> None:
-        for tensor in self._tensors:
-            tensor.grad = None
+        self._adam.zero_grad(set_to_none=True)
 
     def learning_rate(self, count: int) -> float:
         """Of the optimizer step number ``count`` (from 0)."""

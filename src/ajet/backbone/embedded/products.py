@@ -52,10 +52,15 @@ def _fits(library: Any) -> bool:
     return sound and library.architecture in AVX512 and library.threading_layer == "pthreads"
 
 
+def taken(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether :func:`linear` multiplies such tensors by numpy's."""
+    wide = dtype in (torch.float32, torch.float64)
+    return wide and device.type == "cpu" and torch.get_num_threads() == 1 and by_numpy()
+
+
 def linear(x_N_I: torch.Tensor, w_O_I: torch.Tensor, b_O: torch.Tensor | None = None) -> torch.Tensor:
     """``[N, O]``."""
-    wide = x_N_I.dtype in (torch.float32, torch.float64)
-    if wide and x_N_I.device.type == "cpu" and torch.get_num_threads() == 1 and by_numpy():
+    if taken(x_N_I.device, x_N_I.dtype):
         return _Linear.apply(x_N_I, w_O_I, b_O)
     return F.linear(x_N_I, w_O_I, b_O)
 
@@ -68,7 +73,8 @@ class _Linear(torch.autograd.Function):
         return out if b_O is None else out.add_(b_O)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (grad,) = grads
         x_N_I, w_O_I = ctx.saved_tensors
         to_x = _product(grad, w_O_I) if ctx.needs_input_grad[0] else None
         to_w = _product(grad.t(), x_N_I) if ctx.needs_input_grad[1] else None

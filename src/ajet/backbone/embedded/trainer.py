@@ -33,7 +33,7 @@ from ajet.backbone.embedded.net import Net, digest
 from ajet.backbone.embedded.optimizer import Optimizer
 from ajet.backbone.embedded.packing import Pass, Piece, TokenTable, lay_out, passes
 from ajet.backbone.embedded.step import Step, mix
-from ajet.backbone.mini_batches import check_follows
+from ajet.backbone.mini_batches import check_follows, seed_draws
 from ajet.backbone.protocol import StepResult
 from ajet.default_config.schema import TrainerConfig
 from ajet.schema.errors import InvalidRequest
@@ -83,7 +83,7 @@ class Trainer:
             raise InvalidRequest(f"The batch of step {batch.step} has no trained tokens in its {len(rows)} rows.")
         check_rows(rows, table, self.net.vocab)
         loss = self._row_loss()
-        self._seed(mix(self.config.seed, batch.step))
+        seed_draws(mix(self.config.seed, batch.step), self.device)
         started = time.perf_counter()
         advantages = compute_advantages(rows, self.config.algorithm, self.baseline)
         work = Step(self, loss, table, pieces, advantages.per_row, advantages.unit_of_row)
@@ -117,13 +117,6 @@ class Trainer:
         """``pieces`` cut into forward passes that fit."""
         wanted = self._pass_tokens if self.net.frugal else max(1, _PASS_LOGITS // self.net.vocab)
         return passes(pieces, self._pass_tokens, wanted, self.device, best_tokens=self._best_tokens)
-
-    def _seed(self, seed: int) -> None:
-        """For what a loss draws (``clip_cov``). Without a GPU, torch would keep every seed for the day there is one."""
-        if self.device.type == "cpu":
-            torch.default_generator.manual_seed(seed)
-        else:
-            torch.manual_seed(seed)
 
     def reference(self) -> Net:
         return self._reference()

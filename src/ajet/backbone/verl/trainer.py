@@ -25,7 +25,7 @@ from ajet.backbone.embedded.optimizer import learning_rate
 from ajet.backbone.embedded.packing import TokenTable, lay_out, to_rows
 from ajet.backbone.embedded.step import mix
 from ajet.backbone.embedded.trainer import check_rows
-from ajet.backbone.mini_batches import check_follows, mini_batches
+from ajet.backbone.mini_batches import check_follows, mini_batches, seed_draws
 from ajet.backbone.protocol import StepResult
 from ajet.backbone.verl.entries import Entry, entries_of
 from ajet.default_config.schema import TrainerConfig
@@ -74,7 +74,7 @@ class Trainer:
         if not pieces:
             raise InvalidRequest(f"The batch of step {batch.step} has no trained tokens in its {len(rows)} rows.")
         check_rows(rows, table, self.ranks.vocab)
-        torch.manual_seed(mix(self.config.seed, batch.step))  # clip_cov draws
+        seed_draws(mix(self.config.seed, batch.step), torch.device("cpu"))
         started = time.perf_counter()
         advantages = compute_advantages(rows, self.config.algorithm, self.baseline)
         work = _Step(self, table, entries_of(pieces, table), advantages.per_row, advantages.unit_of_row)
