@@ -43,10 +43,13 @@ class Net(Protocol):
     """Whether a training pass holds few logits at once, however many tokens it predicts."""
     kv_layers: list[tuple[int, int]]
     """(kv heads, head dim) of each layer."""
-    by_numpy: bool
-    """Whether a training pass multiplies by numpy's products (:mod:`ajet.backbone.embedded.products`)."""
     dtype: torch.dtype
     """What the forward computes in; the trained weights are float32 (or float64 in tests)."""
+
+    @property
+    def by_numpy(self) -> bool:
+        """Whether a training pass multiplies by numpy's products (:mod:`ajet.backbone.embedded.products`)."""
+        ...
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Trained leaf tensors by stable name."""
